@@ -1,0 +1,119 @@
+/// Everything that is fixed at capture time: grid bounds, workspace bytes and kernel choices.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sparse_mla/attention.h"
+#include "sparse_mla/cache.h"
+#include "sparse_mla/indexer.h"
+#include "sparse_mla/limits.h"
+#include "sparse_mla/masks.h"
+#include "sparse_mla/operation.h"
+#include "sparse_mla/partials.h"
+#include "sparse_mla/workspace.h"
+
+namespace sparse_mla {
+
+/// A problem with the entry chosen for it.
+template <class Problem, class Call>
+struct Choice {
+  Problem problem;
+  const Operation<Problem, Call>* operation = nullptr;
+  const Entry<Problem, Call>* entry = nullptr;
+
+  Choice(const Operation<Problem, Call>& op, const Problem& bounds, const Dispatch& dispatch)
+      : problem(bounds), operation(&op), entry(&op.choose(bounds, dispatch)) {}
+
+  std::size_t workspace_bytes() const { return entry->workspace_bytes(problem); }
+  void run(const Call& call, std::span<std::byte> workspace, Stream stream) const {
+    operation->run(*entry, problem, call, workspace, stream);
+  }
+};
+
+/// One choice per operation of the layer.
+struct LayerOperations {
+  Choice<WriteCacheProblem, WriteCacheCall> write_cache;
+  Choice<SelectFromIndexerProblem, SelectFromIndexerCall> select_from_indexer;
+  Choice<MapSlotsProblem, MapSlotsCall> map_slots;
+  Choice<AbsorbQueryProblem, AbsorbQueryCall> absorb_query;
+  Choice<SparseMqaProblem, SparseMqaCall> sparse_mqa;
+  Choice<ProjectValueProblem, ProjectValueCall> project_value;
+  Choice<GatherProblem, GatherCall> gather;
+  Choice<UpProjectProblem, UpProjectCall> up_project;
+  Choice<BuildMasksProblem, BuildMasksCall> build_masks;
+  Choice<AttendProblem, AttendCall> attend_dense;
+  Choice<AttendProblem, AttendCall> attend_causal;
+  Choice<AttendProblem, AttendCall> attend_masked;
+  Choice<MergeProblem, MergeCall> merge;
+};
+
+/// The layer's workspace, carved. Paths that never run together share memory.
+struct LayerWorkspace {
+  // Selection.
+  std::span<std::byte> selection;  ///< scratch of select_from_indexer
+  // Sparse MQA, a tile of tokens at a time.
+  std::int32_t* slots = nullptr;   ///< [token_tile, topk]
+  bfloat16* absorbed = nullptr;    ///< [token_tile, num_heads, L+R]
+  bfloat16* latent_out = nullptr;  ///< [token_tile, num_heads, L]
+  // Chunked MHA.
+  bfloat16* latent_rows = nullptr;  ///< [latent_rows, L+R]
+  bfloat16* kv = nullptr;           ///< [latent_rows, head_group, P+V]
+  float* context_out = nullptr;     ///< [max_num_tokens, num_heads, V]
+  float* context_lse = nullptr;     ///< [num_heads, max_num_tokens]
+  float* suffix_out = nullptr;      ///< [max_num_tokens, num_heads, V]
+  float* suffix_lse = nullptr;      ///< [num_heads, max_num_tokens]
+  std::uint32_t* mask_words = nullptr;
+  std::int32_t* mask_tile_counts = nullptr;
+  std::int32_t* mask_tile_ids = nullptr;
+  std::span<std::byte> scratch;  ///< of the operation that runs
+};
+
+/// Immutable after construction; safe to use from several threads, each with its own workspace.
+class Capacity {
+ public:
+  /// Throws std::invalid_argument for limits out of range and for forces that cannot be met.
+  explicit Capacity(const Limits& limits, Dispatch dispatch = Dispatch::from_environment());
+
+  const Limits& limits() const { return limits_; }
+  const Dispatch& dispatch() const { return dispatch_; }
+  const LayerOperations& operations() const { return operations_; }
+  Backend backend() const { return operations_.attend_masked.entry->backend; }
+
+  std::int32_t workspace_rows() const { return workspace_rows_; }  ///< of context, per chunk
+  std::int32_t chunk_alignment() const { return chunk_alignment_; }
+  std::int32_t head_group() const { return head_group_; }  ///< heads projected at a time
+  std::int32_t token_tile() const { return token_tile_; }  ///< tokens absorbed at a time
+  MaskTile mask_tile() const { return {}; }
+
+  /// Bytes that run_layer needs, for the worst step that the limits admit.
+  std::size_t workspace_bytes() const { return workspace_bytes_; }
+  /// Where they go.
+  const std::vector<WorkspaceBuffer>& workspace_buffers() const { return workspace_buffers_; }
+  /// Carves `memory`, which must hold workspace_bytes().
+  LayerWorkspace carve(std::span<std::byte> memory) const;
+
+  /// Every operation's entries, which one was chosen and why the others were not.
+  std::vector<OperationReport> explain() const;
+
+ private:
+  LayerWorkspace carve(WorkspaceCarver& carver) const;
+
+  Limits limits_;
+  Dispatch dispatch_;
+  std::int32_t workspace_rows_ = 0;
+  std::int32_t chunk_alignment_ = 0;
+  std::int32_t head_group_ = 0;
+  std::int32_t token_tile_ = 0;
+  LayerOperations operations_;
+  std::size_t workspace_bytes_ = 0;
+  std::vector<WorkspaceBuffer> workspace_buffers_;
+};
+
+/// The choices that a Capacity with these limits would make, for `sparse-mla info`: unlike a
+/// Capacity it never throws for an operation without a usable entry.
+std::vector<OperationReport> explain_operations(const Limits& limits, const Dispatch& dispatch);
+
+}  // namespace sparse_mla

@@ -1,0 +1,73 @@
+/// One sparse-MLA layer call: from a mixed batch to outputs.
+///
+///   write caches → indexer scores → top-k → attend
+///
+/// Decode tokens: sparse MQA over the paged cache. Prefill requests: dense MHA, masked MHA (both
+/// chunked over the cached context) or sparse MQA, chosen by BatchMetadata. All paths read the
+/// cache, the new tokens' rows included, so that they see the same (quantised) bytes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+
+#include "sparse_mla/cache.h"
+#include "sparse_mla/capacity.h"
+#include "sparse_mla/metadata.h"
+#include "sparse_mla/types.h"
+
+namespace sparse_mla {
+
+struct LayerTensors {
+  // New tokens.
+  View3<const bfloat16> q;                 ///< [num_tokens, num_heads, P+R]
+  View2<const bfloat16> latent;            ///< [num_tokens, L+R] normalised latent and rotated key
+  View3<const fp8_e4m3> index_q;           ///< [num_tokens, index_n_heads, D]
+  View2<const float> index_weights;        ///< [num_tokens, index_n_heads], query scale folded in
+  View2<const fp8_e4m3> index_k;           ///< [num_tokens, D]
+  View1<const float> index_k_scale;        ///< [num_tokens] ≥ 0
+  View1<const std::int64_t> slot_mapping;  ///< [num_tokens] where to write; −1 = nowhere
+  // Caches and weights.
+  View2<const std::int32_t> block_tables;  ///< [num_requests, max_blocks] page numbers
+  LatentCache latent_cache;
+  IndexKeyCache index_cache;
+  View3<const bfloat16> kv_b_proj;  ///< [num_heads, P+V, L], the checkpoint's layout
+  // Results.
+  View2<std::int32_t> picks;  ///< [num_tokens, topk] request-local, ascending, then −1; an input
+                              ///< when BatchOptions::select is false
+  View3<bfloat16> out;        ///< [num_tokens, num_heads, V]
+  View2<float> lse;           ///< [num_heads, num_tokens] natural logarithm
+};
+
+enum class Stage {
+  write_cache,
+  select,        ///< indexer scores and top-k
+  map_slots,     ///< picks → slots
+  absorb_query,  ///< q_nope @ W_UK
+  sparse_mqa,
+  project_value,  ///< @ W_UV
+  build_masks,
+  gather,
+  up_project,  ///< latent @ kv_b_proj
+  attend,
+  merge,
+};
+std::string to_string(Stage stage);
+
+struct RunOptions {
+  /// Called on the calling thread before (`begin`) and after each stage's launches. On the CPU the
+  /// stage's work is done by then.
+  std::function<void(Stage stage, bool begin)> on_stage;
+};
+
+/// Runs the layer: launches only, no allocation, no synchronisation, no default-stream work (the
+/// CPU backend works on the calling thread and OpenMP's and is done on return). `metadata` must
+/// have been built with `capacity`. Throws std::invalid_argument naming the first tensor whose
+/// shape is wrong, before anything is written.
+void run_layer(const Capacity& capacity, const BatchMetadata& metadata, const LayerTensors& tensors,
+               std::span<std::byte> workspace, Stream stream = nullptr,
+               const RunOptions& options = {});
+
+}  // namespace sparse_mla

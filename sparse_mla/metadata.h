@@ -1,0 +1,116 @@
+/// A batch's integers: planned on the host, sent to the device in one copy.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "sparse_mla/capacity.h"
+#include "sparse_mla/chunk_member.h"
+#include "sparse_mla/indexer.h"
+#include "sparse_mla/masks.h"
+#include "sparse_mla/path_choice.h"
+#include "sparse_mla/planner.h"
+
+namespace sparse_mla {
+
+struct BatchOptions {
+  AttentionPath path = AttentionPath::automatic;
+  Schedule schedule = Schedule::packed;
+  bool select = true;  ///< false: the caller hands in the picks, nothing is scored
+};
+
+/// Does the masked path fit its workspace? (design: the global mask if it fits, else per chunk.)
+struct MaskedWorkspace {
+  bool global_fits = false;
+  bool per_chunk_fits = false;
+  std::int64_t global_bytes = 0;     ///< mask words of whole sequences
+  std::int64_t per_chunk_bytes = 0;  ///< the largest of any chunk's and the suffix's
+  std::int64_t budget_bytes = 0;
+  bool fits() const { return global_fits || per_chunk_fits; }
+};
+
+/// A run of T-typed records inside the batch's arena.
+template <class T>
+struct ArenaSection {
+  std::size_t offset = 0;  ///< bytes
+  std::size_t count = 0;
+  /// The records in an arena at `base`: the host's, or its copy on a device.
+  std::span<const T> at(const std::byte* base) const {
+    return {reinterpret_cast<const T*>(base + offset), count};
+  }
+};
+
+/// What lies where in the arena. Chunk c's members and mask members are the consecutive records
+/// from plan().chunks[c].member_begin on.
+struct BatchSections {
+  ArenaSection<ChunkMember> suffix;         ///< [prefill requests]
+  ArenaSection<ChunkMember> chunk_members;  ///< [members of all chunks]
+  ArenaSection<MaskMember> suffix_masks;    ///< [prefill requests]; scope global: serves all chunks
+  ArenaSection<MaskMember> chunk_masks;     ///< scope per_chunk: [members of all chunks]
+  ArenaSection<ScoreMember> score_members;  ///< of all pieces
+  ArenaSection<std::int32_t> decode_tokens;           ///< tokens that take sparse MQA as decodes
+  ArenaSection<std::int32_t> prefill_tokens;          ///< packed order → the caller's token
+  ArenaSection<std::int32_t> whole_selection_tokens;  ///< tokens whose picks are all their keys
+  ArenaSection<std::int32_t> request_of_token;        ///< [num_tokens]
+  ArenaSection<std::int32_t> keys_of_token;  ///< [num_tokens] keys it may see: position + 1
+};
+
+/// Immutable after construction; safe to read from several threads.
+class BatchMetadata {
+ public:
+  /// `query_lens`, `context_lens` [requests] in the caller's order; tokens are numbered request by
+  /// request in that order. Requests with query_len ≤ decode_threshold are decodes, the others
+  /// prefill; requests without new tokens take no part. Throws std::invalid_argument for negative
+  /// lengths, for a batch beyond the capacity's limits and for a path that cannot be taken.
+  BatchMetadata(const Capacity& capacity, std::span<const std::int32_t> query_lens,
+                std::span<const std::int32_t> context_lens, const BatchOptions& options = {});
+
+  std::int32_t num_requests() const { return num_requests_; }
+  std::int32_t num_tokens() const { return num_tokens_; }
+  std::int32_t num_decode_tokens() const;
+  std::int32_t num_prefill_tokens() const;
+  std::int32_t max_blocks() const { return max_blocks_; }  ///< pages of the longest request
+
+  AttentionPath prefill_path() const { return path_; }
+  const std::string& why_path() const { return why_path_; }  ///< one line for people
+  const BatchOptions& options() const { return options_; }
+
+  /// Context of the prefill requests; empty on the sparse path. Its requests are numbered as in
+  /// sections().suffix, its tokens in packed order.
+  const ContextPlan& plan() const { return plan_; }
+  const ScorePlan& score_plan() const { return score_plan_; }
+  MaskScope mask_scope() const { return mask_scope_; }
+  const MaskedWorkspace& masked_workspace() const { return masked_workspace_; }
+  const MaskLayout& suffix_mask_layout() const { return suffix_masks_; }  ///< sizes
+  const std::vector<MaskLayout>& chunk_mask_layouts() const { return chunk_masks_; }
+
+  const BatchSections& sections() const { return sections_; }
+  /// Everything that kernels read, one block.
+  std::span<const std::byte> arena() const { return arena_; }
+
+ private:
+  void choose_path(const Capacity& capacity, std::span<const ChunkMember> suffix);
+  void build_arena(std::span<const ChunkMember> suffix);
+
+  std::int32_t num_requests_ = 0;
+  std::int32_t num_tokens_ = 0;
+  std::int32_t max_blocks_ = 0;
+  BatchOptions options_;
+  AttentionPath path_ = AttentionPath::none;
+  std::string why_path_;
+  ContextPlan plan_;
+  ScorePlan score_plan_;
+  MaskScope mask_scope_ = MaskScope::global;
+  MaskedWorkspace masked_workspace_;
+  MaskLayout suffix_masks_;
+  std::vector<MaskLayout> chunk_masks_;
+  std::vector<std::int32_t> decode_tokens_, prefill_tokens_, whole_selection_tokens_;
+  std::vector<std::int32_t> request_of_token_, keys_of_token_;
+  BatchSections sections_;
+  std::vector<std::byte> arena_;
+};
+
+}  // namespace sparse_mla

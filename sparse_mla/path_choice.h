@@ -1,0 +1,33 @@
+/// Which path a batch's prefill requests take. Pure functions of lengths and limits.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "sparse_mla/chunk_member.h"
+#include "sparse_mla/types.h"
+
+namespace sparse_mla {
+
+enum class AttentionPath {
+  automatic,  ///< only as a wish
+  none,       ///< only as a result: the batch has no prefill request
+  dense,      ///< chunked MHA without a mask: the selection is everything
+  masked,     ///< chunked MHA under the selection's bit mask
+  sparse,     ///< MQA over the selected latent rows
+};
+std::string to_string(AttentionPath path);
+
+/// What the choice between masked and sparse depends on.
+struct PathCosts {
+  double masked_seconds = 0;
+  double sparse_seconds = 0;
+};
+
+/// Estimated time of both paths on `backend`, from its measured rates. `suffix` [prefill requests]
+/// are the suffix members of the batch.
+PathCosts estimate_path_costs(Backend backend, const ModelDims& dims,
+                              std::span<const ChunkMember> suffix);
+
+}  // namespace sparse_mla
