@@ -24,12 +24,13 @@ SPARSE_MLA_HOST_DEVICE inline MergeWeights merge_weights(float lse_a, float lse_
   return {weight_a / sum, weight_b / sum, top + logf(sum)};
 }
 
-/// One output element. Weight 0 contributes nothing, whatever the value.
+/// One output element. Weight 0 contributes nothing, whatever the value; weight 1 alone returns the
+/// value bit for bit.
 SPARSE_MLA_HOST_DEVICE inline float merge_value(const MergeWeights& weights, float value_a,
                                                 float value_b) {
-  const float part_a = weights.a == 0.0f ? 0.0f : weights.a * value_a;
-  const float part_b = weights.b == 0.0f ? 0.0f : weights.b * value_b;
-  return part_a + part_b;
+  if (weights.a == 0.0f) return weights.b == 0.0f ? 0.0f : weights.b * value_b;
+  if (weights.b == 0.0f) return weights.a * value_a;
+  return weights.a * value_a + weights.b * value_b;
 }
 
 }  // namespace sparse_mla
