@@ -55,9 +55,10 @@ struct LayerWorkspace {
   // Selection.
   std::span<std::byte> selection;  ///< scratch of select_from_indexer
   // Sparse MQA, a tile of tokens at a time.
-  std::int32_t* slots = nullptr;   ///< [token_tile, topk]
-  bfloat16* absorbed = nullptr;    ///< [token_tile, num_heads, L+R]
-  bfloat16* latent_out = nullptr;  ///< [token_tile, num_heads, L]
+  std::int32_t* slots = nullptr;        ///< [token_tile, topk]
+  bfloat16* absorbed = nullptr;         ///< [token_tile, num_heads, L+R]
+  bfloat16* latent_out = nullptr;       ///< [token_tile, num_heads, L]
+  std::span<std::byte> sparse_scratch;  ///< of the operation that runs
   // Chunked MHA.
   bfloat16* latent_rows = nullptr;  ///< [latent_rows, L+R]
   bfloat16* kv = nullptr;           ///< [latent_rows, head_group, P+V]
@@ -68,7 +69,7 @@ struct LayerWorkspace {
   std::uint32_t* mask_words = nullptr;
   std::int32_t* mask_tile_counts = nullptr;
   std::int32_t* mask_tile_ids = nullptr;
-  std::span<std::byte> scratch;  ///< of the operation that runs
+  std::span<std::byte> chunked_scratch;  ///< of the operation that runs
 };
 
 /// Immutable after construction; safe to use from several threads, each with its own workspace.
@@ -99,7 +100,9 @@ class Capacity {
   std::vector<OperationReport> explain() const;
 
  private:
-  LayerWorkspace carve(WorkspaceCarver& carver) const;
+  /// Counts (`count`) or carves; one code path, so that what was counted is what is carved.
+  std::size_t carve(std::span<std::byte> memory, bool count, LayerWorkspace* workspace,
+                    std::vector<WorkspaceBuffer>* buffers) const;
 
   Limits limits_;
   Dispatch dispatch_;

@@ -82,8 +82,11 @@ struct SelectFromIndexerProblem {
   Dispatch dispatch;            ///< how the composed entry chooses its parts
 };
 struct SelectFromIndexerCall {
-  IndexerCall indexer;        ///< without `scores`: they live in the workspace
-  ScorePiece piece;           ///< `indexer.members` are this piece's
+  IndexerCall indexer;  ///< without `scores`: they live in the workspace
+  ScorePiece piece;     ///< `indexer.members` are this piece's
+  /// Tokens that see at most topk keys: all of them are picked, nothing is scored.
+  std::span<const std::int32_t> whole_tokens;
+  const std::int32_t* keys_of_token = nullptr;  ///< [num_tokens] keys that a token may see
   View2<std::int32_t> picks;  ///< [num_tokens, topk] request-local, ascending, then −1
 };
 const Operation<SelectFromIndexerProblem, SelectFromIndexerCall>& select_from_indexer_operation();

@@ -70,8 +70,12 @@ class BatchMetadata {
 
   std::int32_t num_requests() const { return num_requests_; }
   std::int32_t num_tokens() const { return num_tokens_; }
-  std::int32_t num_decode_tokens() const;
-  std::int32_t num_prefill_tokens() const;
+  std::int32_t num_decode_tokens() const {
+    return static_cast<std::int32_t>(sections_.decode_tokens.count);
+  }
+  std::int32_t num_prefill_tokens() const {
+    return static_cast<std::int32_t>(sections_.prefill_tokens.count);
+  }
   std::int32_t max_blocks() const { return max_blocks_; }  ///< pages of the longest request
 
   AttentionPath prefill_path() const { return path_; }

@@ -21,12 +21,12 @@ std::string to_string(AttentionPath path);
 
 /// What the choice between masked and sparse depends on.
 struct PathCosts {
-  double masked_seconds = 0;
-  double sparse_seconds = 0;
+  double masked_cost = 0;
+  double sparse_cost = 0;
 };
 
-/// Estimated time of both paths on `backend`, from its measured rates. `suffix` [prefill requests]
-/// are the suffix members of the batch.
+/// Estimated time of both paths on `backend`, from its measured rates; only the ratio means
+/// anything. `suffix` [prefill requests] are the suffix members of the batch.
 PathCosts estimate_path_costs(Backend backend, const ModelDims& dims,
                               std::span<const ChunkMember> suffix);
 

@@ -72,8 +72,8 @@ View<T, Rank> strided(T* data, const std::array<std::int64_t, Rank>& shape,
 }
 
 /// The address of element (i, j, …): for kernels that walk rows by pointer.
-template <class T, std::size_t Rank, class... Index>
-T* address(const View<T, Rank>& view, Index... index) {
+template <class T, class Extents, class... Index>
+T* address(const cuda::std::mdspan<T, Extents, cuda::std::layout_stride>& view, Index... index) {
   return view.data_handle() + view.mapping()(static_cast<std::int64_t>(index)...);
 }
 

@@ -1,5 +1,6 @@
 // Operation `select_from_indexer`, default entry: `indexer_scores` into the workspace, then
 // `select`, each with the entry that its own registry chooses.
+#include <algorithm>
 #include <string>
 
 #include "kernels/cpu/entries.h"
@@ -49,6 +50,16 @@ Buffers carve(const SelectFromIndexerProblem& problem, const Parts& parts,
   return buffers;
 }
 
+void pick_everything(const SelectFromIndexerCall& call) {
+#pragma omp parallel for schedule(static)
+  for (std::size_t i = 0; i < call.whole_tokens.size(); ++i) {
+    const std::int32_t token = call.whole_tokens[i];
+    for (std::int64_t pick = 0; pick < call.picks.extent(1); ++pick)
+      call.picks(token, pick) =
+          pick < call.keys_of_token[token] ? static_cast<std::int32_t>(pick) : -1;
+  }
+}
+
 std::string why_not(const SelectFromIndexerProblem& problem) {
   try {
     choose_parts(problem);
@@ -72,6 +83,11 @@ void run(const SelectFromIndexerProblem& problem, const SelectFromIndexerCall& c
           "at most " + std::to_string(problem.max_scores));
   require(call.picks.extent(1) == problem.topk, "picks", call.picks.extent(1),
           "topk (" + std::to_string(problem.topk) + ") columns");
+  for (const std::int32_t token : call.whole_tokens)
+    require(token >= 0 && token < call.picks.extent(0), "whole_tokens", token,
+            "a row of picks, below " + std::to_string(call.picks.extent(0)));
+  pick_everything(call);
+  if (call.piece.num_rows == 0) return;
   const Parts parts = choose_parts(problem);
   WorkspaceCarver carver(workspace);
   const Buffers buffers = carve(problem, parts, carver);

@@ -1,0 +1,61 @@
+#include "sparse_mla/indexer.h"
+
+#include <algorithm>
+
+#include "sparse_mla/error.h"
+
+namespace sparse_mla {
+
+ScorePlan plan_scores(std::span<const ScoreRequest> requests, std::int64_t budget_bytes) {
+  require(budget_bytes >= 4, "score_budget_bytes", budget_bytes, "at least one score's 4 bytes");
+  const std::int64_t budget = budget_bytes / 4;  // scores
+  ScorePlan plan;
+  bool open = false;
+  const auto add = [&](const ScoreRequest& request, std::int32_t row_begin, std::int32_t row_end) {
+    if (!open) {
+      ScorePiece piece;
+      piece.member_begin = piece.member_end = static_cast<std::int32_t>(plan.members.size());
+      plan.pieces.push_back(piece);
+      open = true;
+    }
+    ScorePiece& piece = plan.pieces.back();
+    const std::int32_t seq_len = request.context_len + request.query_len;
+    ScoreMember member;
+    member.request = request.request;
+    member.query_start = request.query_start + row_begin;
+    member.num_rows = row_end - row_begin;
+    member.first_position = request.context_len + row_begin;
+    member.row_keys = seq_len;
+    member.first_row = piece.num_rows;
+    member.score_offset = piece.num_scores;
+    plan.members.push_back(member);
+    piece.member_end++;
+    piece.num_rows += member.num_rows;
+    piece.max_keys = std::max(piece.max_keys, seq_len);
+    piece.num_scores += std::int64_t{member.num_rows} * seq_len;
+    plan.max_scores = std::max(plan.max_scores, piece.num_scores);
+    plan.max_rows = std::max(plan.max_rows, piece.num_rows);
+  };
+  for (const ScoreRequest& request : requests) {
+    require(request.query_len >= 0 && request.context_len >= 0, "requests",
+            std::min(request.query_len, request.context_len), "lengths of at least 0");
+    if (request.query_len == 0) continue;
+    const std::int64_t seq_len = std::int64_t{request.context_len} + request.query_len;
+    const std::int64_t whole = request.query_len * seq_len;
+    if (open && plan.pieces.back().num_scores + whole > budget) open = false;
+    if (whole <= budget) {
+      add(request, 0, request.query_len);
+      continue;
+    }
+    // Too much for any piece: by query rows, at least one at a time, in pieces of its own.
+    const auto rows = static_cast<std::int32_t>(std::max<std::int64_t>(budget / seq_len, 1));
+    for (std::int32_t row = 0; row < request.query_len; row += rows) {
+      open = false;
+      add(request, row, row + std::min(rows, request.query_len - row));
+    }
+    open = false;
+  }
+  return plan;
+}
+
+}  // namespace sparse_mla

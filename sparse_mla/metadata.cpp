@@ -1,0 +1,258 @@
+#include "sparse_mla/metadata.h"
+
+#include <algorithm>
+#include <cstring>
+#include <sstream>
+
+#include "sparse_mla/error.h"
+#include "sparse_mla/log.h"
+
+namespace sparse_mla {
+namespace {
+
+/// Lays records of several types out in one block, each section aligned for any of them.
+class ArenaBuilder {
+ public:
+  template <class T>
+  ArenaSection<T> reserve(std::size_t count) {
+    const ArenaSection<T> section{bytes_, count};
+    bytes_ = (bytes_ + count * sizeof(T) + 15) / 16 * 16;
+    return section;
+  }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::size_t bytes_ = 0;
+};
+
+template <class T>
+void store(std::vector<std::byte>& arena, const ArenaSection<T>& section,
+           std::span<const T> records) {
+  if (!records.empty())
+    std::memcpy(arena.data() + section.offset, records.data(), records.size_bytes());
+}
+
+std::vector<std::int32_t> lens_of(std::span<const ChunkMember> members,
+                                  std::int32_t ChunkMember::*len) {
+  std::vector<std::int32_t> lens;
+  lens.reserve(members.size());
+  for (const ChunkMember& member : members) lens.push_back(member.*len);
+  return lens;
+}
+
+/// The context members of a plan: the suffix's records, moved to the chunk's keys.
+std::vector<ChunkMember> members_of(const ContextPlan& plan, std::span<const ChunkMember> suffix) {
+  std::vector<ChunkMember> members;
+  members.reserve(plan.member_starts.size());
+  for (std::size_t c = 0; c < plan.chunks.size(); ++c) {
+    const ContextChunk& chunk = plan.chunks[c];
+    const auto rows = plan.cu_seq_lens(c);
+    for (std::int32_t i = 0; i < chunk.num_members(); ++i) {
+      ChunkMember member = suffix[chunk.request_begin + i];
+      member.first_key = plan.starts(c)[i];
+      member.num_keys = plan.seq_lens(c)[i];
+      member.key_row = rows[i];
+      members.push_back(member);
+    }
+  }
+  return members;
+}
+
+std::span<const ChunkMember> members_of_chunk(const ContextPlan& plan, std::size_t chunk,
+                                              std::span<const ChunkMember> members) {
+  return members.subspan(plan.chunks[chunk].member_begin, plan.chunks[chunk].num_members());
+}
+
+}  // namespace
+
+BatchMetadata::BatchMetadata(const Capacity& capacity, std::span<const std::int32_t> query_lens,
+                             std::span<const std::int32_t> context_lens,
+                             const BatchOptions& options)
+    : options_(options) {
+  const Limits& limits = capacity.limits();
+  require(options.path != AttentionPath::none, "path", "none", "auto, dense, masked or sparse");
+  require(query_lens.size() == context_lens.size(), "query_lens", query_lens.size(),
+          "as many entries as context_lens (" + std::to_string(context_lens.size()) + ")");
+  require(query_lens.size() <= static_cast<std::size_t>(limits.max_num_seqs), "query_lens",
+          query_lens.size(), "at most max_num_seqs (" + std::to_string(limits.max_num_seqs) + ")");
+  num_requests_ = static_cast<std::int32_t>(query_lens.size());
+
+  std::int64_t num_tokens = 0;
+  for (std::int32_t i = 0; i < num_requests_; ++i) {
+    const std::string index = "[" + std::to_string(i) + "]";
+    require(query_lens[i] >= 0, "query_lens" + index, query_lens[i], "at least 0");
+    require(context_lens[i] >= 0, "context_lens" + index, context_lens[i], "at least 0");
+    require(std::int64_t{query_lens[i]} + context_lens[i] <= limits.max_model_len,
+            "seq_len" + index, std::int64_t{query_lens[i]} + context_lens[i],
+            "at most max_model_len (" + std::to_string(limits.max_model_len) + ")");
+    num_tokens += query_lens[i];
+  }
+  require(num_tokens <= limits.max_num_tokens, "query_lens", num_tokens,
+          "at most max_num_tokens (" + std::to_string(limits.max_num_tokens) + ") in all");
+  num_tokens_ = static_cast<std::int32_t>(num_tokens);
+
+  // Requests without new tokens take no part; short ones are decodes, the others prefill.
+  std::vector<ChunkMember> suffix;
+  std::vector<ScoreRequest> to_score;
+  request_of_token_.reserve(num_tokens_);
+  keys_of_token_.reserve(num_tokens_);
+  std::int32_t token = 0, packed = 0;
+  const auto is_decode = [&](std::int32_t i) { return query_lens[i] <= limits.decode_threshold; };
+  for (std::int32_t i = 0; i < num_requests_; ++i) {
+    const std::int32_t query_len = query_lens[i], context_len = context_lens[i];
+    if (query_len == 0) continue;
+    const std::int32_t seq_len = context_len + query_len;
+    max_blocks_ = std::max(max_blocks_, (seq_len + limits.block_size - 1) / limits.block_size);
+    auto& tokens = is_decode(i) ? decode_tokens_ : prefill_tokens_;
+    for (std::int32_t j = 0; j < query_len; ++j) {
+      request_of_token_.push_back(i);
+      keys_of_token_.push_back(context_len + j + 1);
+      tokens.push_back(token + j);
+    }
+    if (!is_decode(i)) {
+      suffix.push_back({i, token, query_len, packed, context_len, context_len, query_len, packed});
+      packed += query_len;
+    }
+    token += query_len;
+  }
+  choose_path(capacity, suffix);
+
+  if (options_.select) {
+    token = 0;
+    for (std::int32_t i = 0; i < num_requests_; token += query_lens[i], ++i) {
+      const bool whole = context_lens[i] + query_lens[i] <= limits.dims.index_topk;
+      if (whole)
+        for (std::int32_t j = 0; j < query_lens[i]; ++j)
+          whole_selection_tokens_.push_back(token + j);
+      else
+        to_score.push_back({i, token, query_lens[i], context_lens[i]});
+    }
+    score_plan_ = plan_scores(to_score, limits.score_budget_bytes);
+  }
+  build_arena(suffix);
+}
+
+void BatchMetadata::choose_path(const Capacity& capacity, std::span<const ChunkMember> suffix) {
+  const Limits& limits = capacity.limits();
+  if (suffix.empty()) {
+    why_path_ = "no prefill request in the batch";
+    return;
+  }
+  const auto longest = std::max_element(
+      suffix.begin(), suffix.end(), [](const ChunkMember& a, const ChunkMember& b) {
+        return a.context_len + a.query_len < b.context_len + b.query_len;
+      });
+  const std::int32_t longest_seq = longest->context_len + longest->query_len;
+  const bool all_short = longest_seq <= limits.dims.index_topk;
+  const std::string topk = std::to_string(limits.dims.index_topk);
+  const bool automatic = options_.path == AttentionPath::automatic;
+  if (options_.path == AttentionPath::dense && !all_short)
+    throw_invalid("path",
+                  "dense with request " + std::to_string(longest->request) + " of seq_len " +
+                      std::to_string(longest_seq),
+                  "every prefill seq_len at most topk (" + topk +
+                      "): dense attention would ignore the selection");
+  if (options_.path == AttentionPath::sparse) {
+    path_ = AttentionPath::sparse;
+    why_path_ = "forced";
+    return;
+  }
+
+  // The chunked paths need the context plan, and the masked one its masks.
+  const std::vector<std::int32_t> query_lens = lens_of(suffix, &ChunkMember::query_len);
+  const std::vector<std::int32_t> context_lens = lens_of(suffix, &ChunkMember::context_len);
+  const PlannerOptions planner{capacity.workspace_rows(), capacity.chunk_alignment()};
+  plan_ = options_.schedule == Schedule::packed
+              ? plan_context_chunks(query_lens, context_lens, planner)
+              : plan_equal_split(query_lens, context_lens, planner);
+  for (const ContextChunk& chunk : plan_.chunks)
+    require(chunk.num_rows <= capacity.workspace_rows(), "schedule",
+            to_string(options_.schedule) + " with " + std::to_string(chunk.num_rows) +
+                " rows in a pass",
+            "at most the workspace's " + std::to_string(capacity.workspace_rows()) + " rows");
+  if (options_.path == AttentionPath::dense || (automatic && all_short)) {
+    path_ = AttentionPath::dense;
+    why_path_ = automatic
+                    ? "every prefill seq_len ≤ topk (" + topk + "): the selection is everything"
+                    : "forced";
+    return;
+  }
+
+  const std::vector<ChunkMember> members = members_of(plan_, suffix);
+  MaskedWorkspace& masks = masked_workspace_;
+  masks.budget_bytes = limits.mask_budget_bytes;
+  masks.global_bytes = 4 * mask_budget_words(suffix, MaskScope::global);
+  masks.per_chunk_bytes = 4 * mask_budget_words(suffix, MaskScope::per_chunk);
+  for (std::size_t c = 0; c < plan_.chunks.size(); ++c)
+    masks.per_chunk_bytes =
+        std::max(masks.per_chunk_bytes,
+                 4 * mask_budget_words(members_of_chunk(plan_, c, members), MaskScope::per_chunk));
+  masks.global_fits = masks.global_bytes <= masks.budget_bytes;
+  masks.per_chunk_fits = masks.per_chunk_bytes <= masks.budget_bytes;
+
+  std::ostringstream reason;
+  if (!masks.fits()) {
+    reason << "the largest mask of a chunk or of the suffix needs " << masks.per_chunk_bytes
+           << " bytes, the mask budget is " << masks.budget_bytes;
+    if (!automatic)
+      throw_invalid("path", "masked, but " + reason.str(), "masks that fit the budget");
+    path_ = AttentionPath::sparse;
+    log(LogLevel::info, "prefill takes the sparse path: " + reason.str());
+  } else {
+    const PathCosts costs = estimate_path_costs(capacity.backend(), limits.dims, suffix);
+    const bool masked_wins = costs.masked_cost <= costs.sparse_cost;
+    path_ = !automatic || masked_wins ? AttentionPath::masked : AttentionPath::sparse;
+    if (automatic) {
+      reason.precision(2);
+      reason << std::fixed << "estimated " << costs.masked_cost / costs.sparse_cost
+             << "× the cost of sparse MQA, masks fit (" << to_string(mask_scope()) << ")";
+    } else {
+      reason << "forced";
+    }
+  }
+  why_path_ = reason.str();
+  if (path_ == AttentionPath::sparse) {
+    plan_ = {};
+    return;
+  }
+  mask_scope_ = masks.global_fits ? MaskScope::global : MaskScope::per_chunk;
+  suffix_masks_ = plan_masks(suffix, mask_scope_, capacity.mask_tile());
+  if (mask_scope_ == MaskScope::per_chunk)
+    for (std::size_t c = 0; c < plan_.chunks.size(); ++c)
+      chunk_masks_.push_back(plan_masks(members_of_chunk(plan_, c, members), MaskScope::per_chunk,
+                                        capacity.mask_tile()));
+}
+
+void BatchMetadata::build_arena(std::span<const ChunkMember> suffix) {
+  const std::vector<ChunkMember> members = members_of(plan_, suffix);
+  ArenaBuilder builder;
+  sections_.suffix = builder.reserve<ChunkMember>(suffix.size());
+  sections_.chunk_members = builder.reserve<ChunkMember>(members.size());
+  sections_.suffix_masks = builder.reserve<MaskMember>(suffix_masks_.members.size());
+  sections_.chunk_masks =
+      builder.reserve<MaskMember>(chunk_masks_.empty() ? std::size_t{0} : members.size());
+  sections_.score_members = builder.reserve<ScoreMember>(score_plan_.members.size());
+  sections_.decode_tokens = builder.reserve<std::int32_t>(decode_tokens_.size());
+  sections_.prefill_tokens = builder.reserve<std::int32_t>(prefill_tokens_.size());
+  sections_.whole_selection_tokens = builder.reserve<std::int32_t>(whole_selection_tokens_.size());
+  sections_.request_of_token = builder.reserve<std::int32_t>(request_of_token_.size());
+  sections_.keys_of_token = builder.reserve<std::int32_t>(keys_of_token_.size());
+  arena_.resize(builder.bytes());
+
+  store<ChunkMember>(arena_, sections_.suffix, suffix);
+  store<ChunkMember>(arena_, sections_.chunk_members, members);
+  store<MaskMember>(arena_, sections_.suffix_masks, suffix_masks_.members);
+  for (std::size_t c = 0; c < chunk_masks_.size(); ++c) {
+    ArenaSection<MaskMember> part = sections_.chunk_masks;
+    part.offset += plan_.chunks[c].member_begin * sizeof(MaskMember);
+    store<MaskMember>(arena_, part, chunk_masks_[c].members);
+  }
+  store<ScoreMember>(arena_, sections_.score_members, score_plan_.members);
+  store<std::int32_t>(arena_, sections_.decode_tokens, decode_tokens_);
+  store<std::int32_t>(arena_, sections_.prefill_tokens, prefill_tokens_);
+  store<std::int32_t>(arena_, sections_.whole_selection_tokens, whole_selection_tokens_);
+  store<std::int32_t>(arena_, sections_.request_of_token, request_of_token_);
+  store<std::int32_t>(arena_, sections_.keys_of_token, keys_of_token_);
+}
+
+}  // namespace sparse_mla
