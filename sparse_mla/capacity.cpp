@@ -13,7 +13,7 @@ std::int64_t latent_rows(const Limits& limits, std::int64_t workspace_rows) {
   return std::max<std::int64_t>(workspace_rows, limits.max_num_tokens);
 }
 
-std::int64_t mask_budget_words(const Limits& limits) {
+std::int64_t mask_capacity_words(const Limits& limits) {
   const std::int64_t worst =
       std::int64_t{limits.max_num_tokens} * ((std::int64_t{limits.max_model_len} + 31) / 32);
   return std::min(limits.mask_budget_bytes / 4, worst);
@@ -78,7 +78,7 @@ LayerProblems problems_of(const Limits& limits, const Dispatch& dispatch,
   p.project_value = {dims.num_heads, dims.kv_lora_rank, dims.v_head_dim, token_tile};
   p.gather = {rows, limits.cache_format, dims.latent_dim()};
   p.up_project = {head_group, dims.kv_lora_rank, dims.qk_nope_head_dim + dims.v_head_dim, rows};
-  p.build_masks = {mask_budget_words(limits) + limits.max_num_tokens, dims.index_topk};
+  p.build_masks = {mask_capacity_words(limits) + limits.max_num_tokens, dims.index_topk};
   p.attend_dense = {head_group,
                     dims.qk_nope_head_dim,
                     dims.qk_rope_head_dim,
@@ -222,7 +222,7 @@ std::size_t Capacity::carve(std::span<std::byte> memory, bool count, LayerWorksp
                                               operations_.project_value.workspace_bytes()}));
   });
   group("chunked", [&](WorkspaceCarver& carver) {
-    const std::int64_t words = mask_budget_words(limits_);
+    const std::int64_t words = mask_capacity_words(limits_);
     w.latent_rows = carver.take<bfloat16>("latent_rows", rows * dims.latent_dim());
     w.kv = carver.take<bfloat16>("keys_and_values",
                                  rows * head_group_ * (dims.qk_nope_head_dim + dims.v_head_dim));

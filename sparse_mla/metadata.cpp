@@ -190,6 +190,8 @@ void BatchMetadata::choose_path(const Capacity& capacity, std::span<const ChunkM
   masks.global_fits = masks.global_bytes <= masks.budget_bytes;
   masks.per_chunk_fits = masks.per_chunk_bytes <= masks.budget_bytes;
 
+  mask_scope_ = masks.global_fits ? MaskScope::global : MaskScope::per_chunk;
+
   std::ostringstream reason;
   if (!masks.fits()) {
     reason << "the largest mask of a chunk or of the suffix needs " << masks.per_chunk_bytes
@@ -215,7 +217,6 @@ void BatchMetadata::choose_path(const Capacity& capacity, std::span<const ChunkM
     plan_ = {};
     return;
   }
-  mask_scope_ = masks.global_fits ? MaskScope::global : MaskScope::per_chunk;
   suffix_masks_ = plan_masks(suffix, mask_scope_, capacity.mask_tile());
   if (mask_scope_ == MaskScope::per_chunk)
     for (std::size_t c = 0; c < plan_.chunks.size(); ++c)

@@ -1,0 +1,351 @@
+#include "sparse_mla/layer.h"
+
+#include <algorithm>
+
+#include "sparse_mla/error.h"
+
+namespace sparse_mla {
+namespace {
+
+template <class View>
+std::string shape(const View& view) {
+  std::string text = "[";
+  for (std::size_t axis = 0; axis < View::rank(); ++axis)
+    text += (axis == 0 ? "" : ", ") + std::to_string(view.extent(axis));
+  return text + "]";
+}
+
+template <class View>
+void require_shape(const char* name, const View& view,
+                   const std::array<std::int64_t, View::rank()>& expected) {
+  std::string text = "[";
+  bool same = true, nonempty = true;
+  for (std::size_t axis = 0; axis < View::rank(); ++axis) {
+    text += (axis == 0 ? "" : ", ") + std::to_string(expected[axis]);
+    same = same && view.extent(axis) == expected[axis];
+    nonempty = nonempty && expected[axis] > 0;
+  }
+  if (!same) throw_invalid(name, shape(view), text + "]");
+  if (nonempty && view.data_handle() == nullptr) throw_invalid(name, "null", text + "] elements");
+}
+
+void check(const Limits& limits, const BatchMetadata& batch, const LayerTensors& t) {
+  const ModelDims& dims = limits.dims;
+  const std::int64_t tokens = batch.num_tokens();
+  require_shape("q", t.q, {tokens, dims.num_heads, dims.qk_head_dim()});
+  require_shape("latent", t.latent, {tokens, dims.latent_dim()});
+  require_shape("slot_mapping", t.slot_mapping, {tokens});
+  require_shape("index_k", t.index_k, {tokens, dims.index_head_dim});
+  require_shape("index_k_scale", t.index_k_scale, {tokens});
+  if (!batch.score_plan().pieces.empty()) {
+    require_shape("index_q", t.index_q, {tokens, dims.index_n_heads, dims.index_head_dim});
+    require_shape("index_weights", t.index_weights, {tokens, dims.index_n_heads});
+  }
+  require_shape("kv_b_proj", t.kv_b_proj,
+                {dims.num_heads, dims.qk_nope_head_dim + dims.v_head_dim, dims.kv_lora_rank});
+  require_shape("picks", t.picks, {tokens, dims.index_topk});
+  require_shape("out", t.out, {tokens, dims.num_heads, dims.v_head_dim});
+  require_shape("lse", t.lse, {dims.num_heads, tokens});
+  require(t.block_tables.extent(0) == batch.num_requests() &&
+              (tokens == 0 || t.block_tables.extent(1) >= batch.max_blocks()),
+          "block_tables", shape(t.block_tables),
+          "[" + std::to_string(batch.num_requests()) + ", at least " +
+              std::to_string(batch.max_blocks()) + "]");
+  require(t.latent_cache.block_size == limits.block_size, "latent_cache.block_size",
+          t.latent_cache.block_size, std::to_string(limits.block_size));
+  require(t.latent_cache.format == limits.cache_format, "latent_cache.format",
+          to_string(t.latent_cache.format), to_string(limits.cache_format));
+  require(t.index_cache.block_size == limits.block_size, "index_cache.block_size",
+          t.index_cache.block_size, std::to_string(limits.block_size));
+}
+
+/// Elements [begin, begin + count) of a view's second axis.
+template <class T>
+View3<T> heads_of(const View3<T>& view, std::int64_t begin, std::int64_t count) {
+  return strided<T, 3>(address(view, 0, begin, 0), {view.extent(0), count, view.extent(2)},
+                       {view.stride(0), view.stride(1), view.stride(2)});
+}
+
+/// Elements [begin, begin + count) of a view's last axis.
+template <class T>
+View3<T> columns_of(const View3<T>& view, std::int64_t begin, std::int64_t count) {
+  return strided<T, 3>(address(view, 0, 0, begin), {view.extent(0), view.extent(1), count},
+                       {view.stride(0), view.stride(1), view.stride(2)});
+}
+
+/// One run of the layer: the pieces of work in order, each between its stage's two callbacks.
+class LayerRun {
+ public:
+  LayerRun(const Capacity& capacity, const BatchMetadata& batch, const LayerTensors& tensors,
+           const LayerWorkspace& workspace, Stream stream, const RunOptions& options)
+      : capacity_(capacity),
+        ops_(capacity.operations()),
+        dims_(capacity.limits().dims),
+        batch_(batch),
+        arena_(batch.arena().data()),
+        t_(tensors),
+        w_(workspace),
+        stream_(stream),
+        options_(options) {}
+
+  void run() {
+    write_cache();
+    select();
+    sparse(batch_.sections().decode_tokens.at(arena_));
+    switch (batch_.prefill_path()) {
+      case AttentionPath::sparse:
+        return sparse(batch_.sections().prefill_tokens.at(arena_));
+      case AttentionPath::dense:
+      case AttentionPath::masked:
+        return chunked();
+      default:
+        return;
+    }
+  }
+
+ private:
+  template <class Work>
+  void stage(Stage stage, Work&& work) {
+    if (options_.on_stage) options_.on_stage(stage, true);
+    work();
+    if (options_.on_stage) options_.on_stage(stage, false);
+  }
+
+  void write_cache() {
+    WriteCacheCall call;
+    call.latent = t_.latent;
+    call.index_k = t_.index_k;
+    call.index_k_scale = t_.index_k_scale;
+    call.slot_mapping = t_.slot_mapping;
+    call.latent_cache = t_.latent_cache;
+    call.index_cache = t_.index_cache;
+    stage(Stage::write_cache, [&] { ops_.write_cache.run(call, w_.chunked_scratch, stream_); });
+  }
+
+  void select() {
+    if (!batch_.options().select) return;
+    const auto members = batch_.sections().score_members.at(arena_);
+    SelectFromIndexerCall call;
+    call.indexer.index_q = t_.index_q;
+    call.indexer.index_weights = t_.index_weights;
+    call.indexer.cache = t_.index_cache;
+    call.indexer.block_tables = t_.block_tables;
+    call.picks = t_.picks;
+    call.whole_tokens = batch_.sections().whole_selection_tokens.at(arena_);
+    call.keys_of_token = batch_.sections().keys_of_token.at(arena_).data();
+    stage(Stage::select, [&] {
+      // Tokens that see at most topk keys go with the first call, which may have no piece.
+      const auto& pieces = batch_.score_plan().pieces;
+      for (std::size_t i = 0; i < std::max<std::size_t>(pieces.size(), 1); ++i) {
+        if (i > 0) call.whole_tokens = {};
+        if (i < pieces.size()) {
+          call.piece = pieces[i];
+          call.indexer.members = members.subspan(pieces[i].member_begin,
+                                                 pieces[i].member_end - pieces[i].member_begin);
+        }
+        ops_.select_from_indexer.run(call, w_.selection, stream_);
+      }
+    });
+  }
+
+  /// Sparse MQA over the selected rows, a tile of tokens at a time.
+  void sparse(std::span<const std::int32_t> tokens) {
+    for (std::size_t begin = 0; begin < tokens.size(); begin += capacity_.token_tile())
+      sparse_tile(tokens.subspan(
+          begin, std::min<std::size_t>(capacity_.token_tile(), tokens.size() - begin)));
+  }
+
+  void sparse_tile(std::span<const std::int32_t> tokens) {
+    const auto count = static_cast<std::int64_t>(tokens.size());
+    const auto slots = contiguous(w_.slots, count, dims_.index_topk);
+    const auto absorbed = contiguous(w_.absorbed, count, dims_.num_heads, dims_.latent_dim());
+    const auto latent_out = contiguous(w_.latent_out, count, dims_.num_heads, dims_.kv_lora_rank);
+
+    MapSlotsCall map;
+    map.picks = t_.picks;
+    map.tokens = tokens.data();
+    map.request_of_token = batch_.sections().request_of_token.at(arena_).data();
+    map.keys_of_token = batch_.sections().keys_of_token.at(arena_).data();
+    map.block_tables = t_.block_tables;
+    map.num_blocks = t_.latent_cache.num_blocks;
+    map.block_size = t_.latent_cache.block_size;
+    map.slots = slots;
+    stage(Stage::map_slots, [&] { ops_.map_slots.run(map, w_.sparse_scratch, stream_); });
+
+    AbsorbQueryCall absorb;
+    absorb.q = t_.q;
+    absorb.kv_b_proj = t_.kv_b_proj;
+    absorb.tokens = tokens;
+    absorb.absorbed = absorbed;
+    stage(Stage::absorb_query, [&] { ops_.absorb_query.run(absorb, w_.sparse_scratch, stream_); });
+
+    SparseMqaCall mqa;
+    mqa.q = absorbed;
+    mqa.cache = t_.latent_cache;
+    mqa.slots = slots;
+    mqa.softmax_scale = dims_.softmax_scale;
+    mqa.out = latent_out;
+    mqa.lse = t_.lse;
+    mqa.lse_tokens = tokens.data();
+    stage(Stage::sparse_mqa, [&] { ops_.sparse_mqa.run(mqa, w_.sparse_scratch, stream_); });
+
+    ProjectValueCall project;
+    project.latent_out = latent_out;
+    project.kv_b_proj = t_.kv_b_proj;
+    project.tokens = tokens;
+    project.out = t_.out;
+    stage(Stage::project_value,
+          [&] { ops_.project_value.run(project, w_.sparse_scratch, stream_); });
+  }
+
+  /// Dense or masked MHA: the suffix gives one partial, the context chunk by chunk the other, one
+  /// merge joins the two.
+  void chunked() {
+    const ContextPlan& plan = batch_.plan();
+    const bool masked = batch_.prefill_path() == AttentionPath::masked;
+    const bool global = batch_.mask_scope() == MaskScope::global;
+    const std::int64_t tokens = batch_.num_prefill_tokens();
+    const auto suffix = batch_.sections().suffix.at(arena_);
+    const auto context = batch_.sections().chunk_members.at(arena_);
+    const auto suffix_masks = batch_.sections().suffix_masks.at(arena_);
+    const auto chunk_masks = batch_.sections().chunk_masks.at(arena_);
+    const Partial suffix_partial = partial(w_.suffix_out, w_.suffix_lse, tokens);
+    const Partial running = partial(w_.context_out, w_.context_lse, plan.running_rows);
+
+    if (masked) build_masks(suffix, suffix_masks);
+    attend(masked ? ops_.attend_masked : ops_.attend_causal, suffix, suffix_masks, tokens,
+           suffix_partial, 0);
+    stage(Stage::merge, [&] { init_context_partial(plan, running); });
+    for (const ContextChunk& chunk : plan.chunks) {
+      const auto members = context.subspan(chunk.member_begin, chunk.num_members());
+      std::span<const MaskMember> masks;
+      if (masked && global) {
+        masks = suffix_masks.subspan(chunk.request_begin, chunk.num_members());
+      } else if (masked) {
+        masks = chunk_masks.subspan(chunk.member_begin, chunk.num_members());
+        build_masks(members, masks);
+      }
+      attend(masked ? ops_.attend_masked : ops_.attend_dense, members, masks, chunk.num_rows,
+             running, chunk.continuation_token_end);
+    }
+
+    MergeCall merge;
+    merge.a = running;
+    merge.b = suffix_partial;
+    merge.out_bf16 = t_.out;
+    merge.lse = t_.lse;
+    merge.out_tokens = batch_.sections().prefill_tokens.at(arena_).data();
+    stage(Stage::merge, [&] { ops_.merge.run(merge, w_.chunked_scratch, stream_); });
+  }
+
+  Partial partial(float* out, float* lse, std::int64_t rows) const {
+    return {contiguous(out, rows, dims_.num_heads, dims_.v_head_dim),
+            contiguous(lse, dims_.num_heads, rows)};
+  }
+
+  MaskView mask_view(std::span<const MaskMember> members) const {
+    return {capacity_.mask_tile(), members, w_.mask_words, w_.mask_tile_counts, w_.mask_tile_ids};
+  }
+
+  void build_masks(std::span<const ChunkMember> members, std::span<const MaskMember> masks) {
+    BuildMasksCall call;
+    call.picks = t_.picks;
+    call.members = members;
+    call.mask = mask_view(masks);
+    stage(Stage::build_masks, [&] { ops_.build_masks.run(call, w_.chunked_scratch, stream_); });
+  }
+
+  /// Gathers the members' rows, then projects and attends a group of heads at a time.
+  void attend(const Choice<AttendProblem, AttendCall>& operation,
+              std::span<const ChunkMember> members, std::span<const MaskMember> masks,
+              std::int64_t num_rows, const Partial& running, std::int64_t merge_row_end) {
+    const auto rows = contiguous(w_.latent_rows, num_rows, dims_.latent_dim());
+    GatherCall gather;
+    gather.cache = t_.latent_cache;
+    gather.block_tables = t_.block_tables;
+    gather.members = members;
+    gather.rows = rows;
+    stage(Stage::gather, [&] { ops_.gather.run(gather, w_.chunked_scratch, stream_); });
+
+    const int nope = dims_.qk_nope_head_dim, value = dims_.v_head_dim;
+    for (int head = 0; head < dims_.num_heads; head += capacity_.head_group()) {
+      const int heads = std::min(capacity_.head_group(), dims_.num_heads - head);
+      const auto kv = contiguous(w_.kv, num_rows, heads, nope + value);
+      UpProjectCall project;
+      project.latent = rows;
+      project.kv_b_proj = strided<const bfloat16, 3>(
+          address(t_.kv_b_proj, head, 0, 0), {heads, nope + value, dims_.kv_lora_rank},
+          {t_.kv_b_proj.stride(0), t_.kv_b_proj.stride(1), t_.kv_b_proj.stride(2)});
+      project.kv = kv;
+      stage(Stage::up_project, [&] { ops_.up_project.run(project, w_.chunked_scratch, stream_); });
+
+      const View3<const bfloat16> projected = kv;
+      AttendCall call;
+      call.q = heads_of(t_.q, head, heads);
+      call.k_nope = columns_of(projected, 0, nope);
+      call.v = columns_of(projected, nope, value);
+      call.k_pe = strided<const bfloat16, 2>(address(rows, 0, dims_.kv_lora_rank),
+                                             {num_rows, dims_.qk_rope_head_dim},
+                                             {rows.stride(0), rows.stride(1)});
+      call.members = members;
+      if (operation.problem.mode == AttendMode::masked) call.mask = mask_view(masks);
+      call.softmax_scale = dims_.softmax_scale;
+      call.running.out = heads_of(running.out, head, heads);
+      call.running.lse =
+          strided<float, 2>(address(running.lse, head, 0), {heads, running.lse.extent(1)},
+                            {running.lse.stride(0), running.lse.stride(1)});
+      call.merge_row_end = merge_row_end;
+      stage(Stage::attend, [&] { operation.run(call, w_.chunked_scratch, stream_); });
+    }
+  }
+
+  const Capacity& capacity_;
+  const LayerOperations& ops_;
+  const ModelDims& dims_;
+  const BatchMetadata& batch_;
+  const std::byte* arena_;
+  const LayerTensors& t_;
+  const LayerWorkspace& w_;
+  Stream stream_;
+  const RunOptions& options_;
+};
+
+}  // namespace
+
+std::string to_string(Stage stage) {
+  switch (stage) {
+    case Stage::write_cache:
+      return "write_cache";
+    case Stage::select:
+      return "select";
+    case Stage::map_slots:
+      return "map_slots";
+    case Stage::absorb_query:
+      return "absorb_query";
+    case Stage::sparse_mqa:
+      return "sparse_mqa";
+    case Stage::project_value:
+      return "project_value";
+    case Stage::build_masks:
+      return "build_masks";
+    case Stage::gather:
+      return "gather";
+    case Stage::up_project:
+      return "up_project";
+    case Stage::attend:
+      return "attend";
+    case Stage::merge:
+      return "merge";
+  }
+  return "unknown";
+}
+
+void run_layer(const Capacity& capacity, const BatchMetadata& metadata, const LayerTensors& tensors,
+               std::span<std::byte> workspace, Stream stream, const RunOptions& options) {
+  check(capacity.limits(), metadata, tensors);
+  const LayerWorkspace carved = capacity.carve(workspace);
+  if (metadata.num_tokens() == 0) return;
+  LayerRun(capacity, metadata, tensors, carved, stream, options).run();
+}
+
+}  // namespace sparse_mla
