@@ -19,7 +19,5 @@ install(FILES ${PROJECT_BINARY_DIR}/sparse_mla-config.cmake
               ${PROJECT_SOURCE_DIR}/cmake/SparseMlaOpenBLAS.cmake
         DESTINATION ${sparse_mla_package_dir})
 if(TARGET sparse-mla)
-  # The library path keeps the pthread flavour of OpenBLAS, whatever the machine's default flavour is.
-  set_target_properties(sparse-mla PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
   install(TARGETS sparse-mla)
 endif()
