@@ -26,6 +26,14 @@ function(sparse_mla_add_cuda_test name)
   endif()
 endfunction()
 
+# sparse_mla_add_python_test(name [args…]): tests/<name>.py, run by the Python that has numpy.
+find_program(SPARSE_MLA_PYTHON python3 HINTS ${PROJECT_SOURCE_DIR}/.venv/bin)
+mark_as_advanced(SPARSE_MLA_PYTHON)
+function(sparse_mla_add_python_test name)
+  add_test(NAME ${name}
+           COMMAND ${SPARSE_MLA_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/${name}.py ${ARGN})
+endfunction()
+
 # sparse_mla_add_bench(name): bench/<name>.cpp, or <name>.cu where that exists and CUDA is on.
 function(sparse_mla_add_bench name)
   if(NOT EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/${name}.cu)
