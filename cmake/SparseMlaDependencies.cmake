@@ -1,5 +1,5 @@
-# What the library is built on: CUDA and CCCL headers (always), OpenBLAS, OpenMP, and a CUDA compiler
-# where SPARSE_MLA_CUDA asks for one. Sets SPARSE_MLA_HAS_CUDA.
+# What the library is built on: CUDA and CCCL headers (always), OpenBLAS, OpenMP, and a CUDA
+# compiler where SPARSE_MLA_CUDA asks for one. Sets SPARSE_MLA_HAS_CUDA.
 include(CheckLanguage)
 include(SparseMlaCudaRoots)
 
@@ -8,8 +8,9 @@ set_target_properties(OpenMP::OpenMP_CXX PROPERTIES IMPORTED_GLOBAL TRUE)
 
 include(SparseMlaOpenBLAS)
 if(NOT TARGET sparse_mla_openblas)
-  message(FATAL_ERROR "OpenBLAS was not found (Debian: libopenblas-pthread-dev). Elsewhere set "
-                      "SPARSE_MLA_OPENBLAS_INCLUDE_DIR (has cblas.h) and SPARSE_MLA_OPENBLAS_LIBRARY.")
+  message(FATAL_ERROR "OpenBLAS was not found (Debian: libopenblas-pthread-dev). Elsewhere "
+                      "set SPARSE_MLA_OPENBLAS_INCLUDE_DIR (has cblas.h) and "
+                      "SPARSE_MLA_OPENBLAS_LIBRARY.")
 endif()
 
 # CUDA headers: cuda_bf16.h, cuda_fp8.h and libcu++ (cuda/std/mdspan). No compiler needed.
@@ -57,8 +58,9 @@ if(NOT SPARSE_MLA_CUDA STREQUAL "OFF")
     add_compile_options($<$<COMPILE_LANGUAGE:CUDA>:-std=c++20>)
     set(SPARSE_MLA_HAS_CUDA ON)
   elseif(SPARSE_MLA_CUDA STREQUAL "ON")
-    message(FATAL_ERROR "SPARSE_MLA_CUDA=ON, but no CUDA compiler was found. Run ./dev setup, or set "
-                        "CMAKE_CUDA_COMPILER; SPARSE_MLA_CUDA=OFF builds the complete CPU library.")
+    message(FATAL_ERROR "SPARSE_MLA_CUDA=ON, but no CUDA compiler was found. Run ./dev setup, or "
+                        "set CMAKE_CUDA_COMPILER; SPARSE_MLA_CUDA=OFF builds the complete CPU "
+                        "library.")
   endif()
 endif()
 message(STATUS "sparse_mla: CUDA backend ${SPARSE_MLA_HAS_CUDA}, headers of "

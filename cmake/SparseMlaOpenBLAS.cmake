@@ -1,5 +1,5 @@
-# Defines sparse_mla_openblas. Read by the build and by the installed package, so that a library built
-# here links against the OpenBLAS of the machine that uses it.
+# Defines sparse_mla_openblas. Read by the build and by the installed package, so that a library
+# built here links against the OpenBLAS of the machine that uses it.
 #
 # The pthread flavour is looked for first: tiles run one BLAS thread each inside OpenMP regions, and
 # the OpenMP flavour would nest a second thread team there.

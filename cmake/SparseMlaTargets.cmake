@@ -2,7 +2,7 @@
 add_library(sparse_mla_warnings INTERFACE)
 set(sparse_mla_host_warnings -Wall -Wextra -Wshadow)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  # "literal" + std::string: g++ 12 warns of an impossible overlap inside libstdc++ (GCC bug 105651).
+  # "literal" + std::string: g++ 12 warns of an impossible overlap in libstdc++ (GCC bug 105651).
   list(APPEND sparse_mla_host_warnings -Wno-restrict)
 endif()
 if(SPARSE_MLA_WERROR)
