@@ -1,22 +1,67 @@
-# What the library is built on: CUDA and CCCL headers (always), OpenBLAS, OpenMP.
-find_package(OpenMP REQUIRED COMPONENTS CXX)
+# What the library is built on: CUDA and CCCL headers (always), OpenBLAS, OpenMP, and a CUDA
+# compiler where SPARSE_MLA_CUDA asks for one. Sets SPARSE_MLA_HAS_CUDA.
+include(CheckLanguage)
+include(SparseMlaCudaRoots)
 
-# OpenBLAS, pthread flavour: tiles run one BLAS thread each inside OpenMP regions; the OpenMP
-# flavour would nest a second thread team there.
-find_path(SPARSE_MLA_OPENBLAS_INCLUDE_DIR cblas.h PATH_SUFFIXES openblas-pthread REQUIRED)
-find_library(SPARSE_MLA_OPENBLAS_LIBRARY openblas PATH_SUFFIXES openblas-pthread REQUIRED)
-add_library(sparse_mla_openblas INTERFACE)
-target_include_directories(sparse_mla_openblas SYSTEM INTERFACE
-                           $<BUILD_INTERFACE:${SPARSE_MLA_OPENBLAS_INCLUDE_DIR}>)
-target_link_libraries(sparse_mla_openblas INTERFACE ${SPARSE_MLA_OPENBLAS_LIBRARY})
+find_package(OpenMP REQUIRED COMPONENTS CXX)
+set_target_properties(OpenMP::OpenMP_CXX PROPERTIES IMPORTED_GLOBAL TRUE)
+
+include(SparseMlaOpenBLAS)
+if(NOT TARGET sparse_mla_openblas)
+  message(FATAL_ERROR "OpenBLAS was not found (Debian: libopenblas-pthread-dev). Elsewhere "
+                      "set SPARSE_MLA_OPENBLAS_INCLUDE_DIR (has cblas.h) and "
+                      "SPARSE_MLA_OPENBLAS_LIBRARY.")
+endif()
 
 # CUDA headers: cuda_bf16.h, cuda_fp8.h and libcu++ (cuda/std/mdspan). No compiler needed.
-find_path(SPARSE_MLA_CUDA_INCLUDE_DIR cuda_bf16.h
-          HINTS ${CUDAToolkit_ROOT} ENV CUDA_PATH /usr/local/cuda PATH_SUFFIXES include REQUIRED)
+find_path(SPARSE_MLA_CUDA_INCLUDE_DIR cuda_bf16.h HINTS ${SPARSE_MLA_CUDA_ROOTS}
+          PATH_SUFFIXES include targets/x86_64-linux/include)
 find_path(SPARSE_MLA_CCCL_INCLUDE_DIR cuda/std/mdspan
-          HINTS ${SPARSE_MLA_CUDA_INCLUDE_DIR} PATH_SUFFIXES cccl REQUIRED)
-add_library(sparse_mla_cuda_headers INTERFACE)
-target_include_directories(sparse_mla_cuda_headers SYSTEM INTERFACE
-                           $<BUILD_INTERFACE:${SPARSE_MLA_CCCL_INCLUDE_DIR}>
-                           $<BUILD_INTERFACE:${SPARSE_MLA_CUDA_INCLUDE_DIR}>)
+          HINTS ${SPARSE_MLA_CUDA_INCLUDE_DIR} ${SPARSE_MLA_CUDA_ROOTS}
+          PATH_SUFFIXES cccl include/cccl include)
+mark_as_advanced(SPARSE_MLA_CUDA_INCLUDE_DIR SPARSE_MLA_CCCL_INCLUDE_DIR)
+if(NOT SPARSE_MLA_CUDA_INCLUDE_DIR OR NOT SPARSE_MLA_CCCL_INCLUDE_DIR)
+  message(FATAL_ERROR "The CUDA headers (cuda_bf16.h) or CCCL (cuda/std/mdspan) were not found; no "
+                      "GPU and no CUDA compiler is needed, only headers. Run ./dev setup, or name "
+                      "a CUDA 13 toolkit with -DCUDAToolkit_ROOT=DIR.")
+endif()
+add_library(sparse_mla_cuda_headers INTERFACE IMPORTED GLOBAL)
+target_include_directories(sparse_mla_cuda_headers INTERFACE ${SPARSE_MLA_CCCL_INCLUDE_DIR}
+                                                             ${SPARSE_MLA_CUDA_INCLUDE_DIR})
+
+if(NOT SPARSE_MLA_CUDA MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "SPARSE_MLA_CUDA: got '${SPARSE_MLA_CUDA}', expected AUTO, ON or OFF")
+endif()
 set(SPARSE_MLA_HAS_CUDA OFF)
+if(NOT SPARSE_MLA_CUDA STREQUAL "OFF")
+  if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+    # CMake looks in PATH alone. Through the environment, so that check_language() still tests it.
+    find_program(SPARSE_MLA_NVCC nvcc HINTS ${SPARSE_MLA_CUDA_ROOTS} PATH_SUFFIXES bin)
+    mark_as_advanced(SPARSE_MLA_NVCC)
+    if(SPARSE_MLA_NVCC)
+      set(ENV{CUDACXX} ${SPARSE_MLA_NVCC})
+    endif()
+  endif()
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+      # Hopper's own instructions (wgmma, TMA) need sm_90a; the PTX serves every other card from
+      # compute capability 8.0 on.
+      set(CMAKE_CUDA_ARCHITECTURES 90a-real 80-virtual CACHE STRING "CUDA architectures")
+    endif()
+    enable_language(CUDA)
+    find_package(CUDAToolkit REQUIRED)
+    set_target_properties(CUDA::cudart_static PROPERTIES IMPORTED_GLOBAL TRUE)
+    # CMake 3.25 knows no C++20 flag for nvcc 13 and drops CUDA_STANDARD 20 without a word
+    # (tests/cuda_standard_test.cu would notice).
+    unset(CMAKE_CUDA_STANDARD)
+    add_compile_options($<$<COMPILE_LANGUAGE:CUDA>:-std=c++20>)
+    set(SPARSE_MLA_HAS_CUDA ON)
+  elseif(SPARSE_MLA_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "SPARSE_MLA_CUDA=ON, but no CUDA compiler was found. Run ./dev setup, or "
+                        "set CMAKE_CUDA_COMPILER; SPARSE_MLA_CUDA=OFF builds the complete CPU "
+                        "library.")
+  endif()
+endif()
+message(STATUS "sparse_mla: CUDA backend ${SPARSE_MLA_HAS_CUDA}, headers of "
+               "${SPARSE_MLA_CUDA_INCLUDE_DIR}")

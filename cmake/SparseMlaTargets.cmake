@@ -1,7 +1,18 @@
 # Targets and functions that every folder uses.
 add_library(sparse_mla_warnings INTERFACE)
+set(sparse_mla_host_warnings -Wall -Wextra -Wshadow)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  # "literal" + std::string: g++ 12 warns of an impossible overlap in libstdc++ (GCC bug 105651).
+  list(APPEND sparse_mla_host_warnings -Wno-restrict)
+endif()
+if(SPARSE_MLA_WERROR)
+  list(APPEND sparse_mla_host_warnings -Werror)
+endif()
 target_compile_options(sparse_mla_warnings INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow $<$<BOOL:${SPARSE_MLA_WERROR}>:-Werror>>)
+  $<$<COMPILE_LANGUAGE:CXX>:${sparse_mla_host_warnings} -Wpedantic>
+  # No -Wpedantic: the host code that nvcc generates uses GNU line markers.
+  $<$<COMPILE_LANGUAGE:CUDA>:$<$<BOOL:${SPARSE_MLA_WERROR}>:-Werror=all-warnings>
+                             -Xcompiler=$<JOIN:${sparse_mla_host_warnings},$<COMMA>>>)
 
 # sparse_mla_add_test(name): tests/<name>.cpp, one executable and one ctest entry.
 function(sparse_mla_add_test name)
@@ -9,4 +20,37 @@ function(sparse_mla_add_test name)
   target_link_libraries(${name} PRIVATE sparse_mla_test_main)
   target_precompile_headers(${name} REUSE_FROM sparse_mla_test_main)
   add_test(NAME ${name} COMMAND ${name})
+endfunction()
+
+# sparse_mla_add_cuda_test(name): tests/<name>.cu, likewise, labelled `gpu`; nothing without a CUDA
+# compiler. Such a test skips by itself what it cannot run where there is no GPU.
+function(sparse_mla_add_cuda_test name)
+  if(SPARSE_MLA_HAS_CUDA)
+    add_executable(${name} ${name}.cu)
+    target_link_libraries(${name} PRIVATE sparse_mla_test_main)
+    add_test(NAME ${name} COMMAND ${name})
+    set_tests_properties(${name} PROPERTIES LABELS gpu)
+    add_dependencies(sparse_mla_cuda_tests ${name})
+  endif()
+endfunction()
+
+# sparse_mla_add_python_test(name [args…]): tests/<name>.py, run by the Python that has numpy.
+find_program(SPARSE_MLA_PYTHON python3 HINTS ${PROJECT_SOURCE_DIR}/.venv/bin)
+mark_as_advanced(SPARSE_MLA_PYTHON)
+function(sparse_mla_add_python_test name)
+  add_test(NAME ${name}
+           COMMAND ${SPARSE_MLA_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/${name}.py ${ARGN})
+endfunction()
+
+# sparse_mla_add_bench(name): bench/<name>.cpp, or <name>.cu where that exists and CUDA is on.
+function(sparse_mla_add_bench name)
+  if(NOT EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/${name}.cu)
+    add_executable(${name} ${name}.cpp)
+  elseif(SPARSE_MLA_HAS_CUDA)
+    add_executable(${name} ${name}.cu)
+  else()
+    return()
+  endif()
+  target_link_libraries(${name} PRIVATE sparse_mla_bench_main)
+  add_dependencies(sparse_mla_benches ${name})
 endfunction()
