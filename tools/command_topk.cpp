@@ -1,0 +1,261 @@
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <iostream>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "sparse_mla/random.h"
+#include "sparse_mla/select.h"
+
+#include "tools/commands.h"
+#include "tools/progress.h"
+#include "tools/quote.h"
+#include "tools/table.h"
+
+namespace sparse_mla::command {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Clock = std::chrono::steady_clock;
+
+// 32 GiB of scores: more is a typing error.
+constexpr int64_t kMaxScores = int64_t{1} << 33;
+
+struct TopkArguments {
+  int64_t rows = 0;
+  int64_t len = 0;
+  int64_t k = 2048;
+  std::string data = "normal";
+  std::string algorithms = "all";
+  uint64_t seed = 0;
+  bool json = false;
+};
+
+struct Result {
+  std::string name;
+  std::string backend;
+  std::string why_not;  // empty = it ran, and the rest holds
+  double seconds = 0;   // median
+  bool exact = false;
+  bool deterministic = false;
+};
+
+float draw(const TopkArguments& arguments, int64_t row, int64_t column) {
+  const float normal =
+      random_normal(arguments.seed, static_cast<uint64_t>(row), static_cast<uint64_t>(column));
+  if (arguments.data == "narrow") return 1 + 1e-4f * normal;
+  if (arguments.data == "ties") return std::round(normal * 2) / 2;
+  if (arguments.data == "relu") return std::max(0.0f, normal - 1);  // five of six are zero
+  return normal;
+}
+
+// The selection by its definition: the k largest, the lower index first among equals.
+std::vector<int32_t> reference_row(const float* scores, int64_t len, int64_t k) {
+  std::vector<int32_t> order(static_cast<size_t>(len));
+  std::iota(order.begin(), order.end(), 0);
+  const auto better = [&](int32_t a, int32_t b) {
+    return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
+  };
+  const auto count = static_cast<size_t>(std::min(len, k));
+  if (count < order.size()) {
+    std::nth_element(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(count), order.end(),
+                     better);
+  }
+  order.resize(count);
+  std::sort(order.begin(), order.end());
+  return order;
+}
+
+// Whether every row holds the reference's set, then −1.
+bool is_exact(const std::vector<int32_t>& indices, const std::vector<float>& scores,
+              const TopkArguments& arguments) {
+  const auto k = static_cast<size_t>(arguments.k);
+  for (int64_t row = 0; row < arguments.rows; ++row) {
+    const auto begin = indices.begin() + row * arguments.k;
+    std::vector<int32_t> picked(begin, begin + arguments.k);
+    std::vector<int32_t> expected =
+        reference_row(scores.data() + row * arguments.len, arguments.len, arguments.k);
+    std::sort(picked.begin(), picked.begin() + static_cast<std::ptrdiff_t>(expected.size()));
+    expected.resize(k, -1);
+    if (picked != expected) return false;
+  }
+  return true;
+}
+
+std::vector<std::string> wanted_entries(const std::string& algorithms) {
+  std::vector<std::string> known;
+  for (const auto& entry : select_operation().entries()) known.emplace_back(entry.name);
+  if (algorithms == "all") return known;
+  std::vector<std::string> wanted;
+  for (size_t begin = 0; begin <= algorithms.size();) {
+    const size_t end = std::min(algorithms.find(',', begin), algorithms.size());
+    const std::string name = algorithms.substr(begin, end - begin);
+    if (std::find(known.begin(), known.end(), name) == known.end()) {
+      std::string names;
+      for (const std::string& each : known) names += ", " + each;
+      throw std::invalid_argument("--algorithms: got " + quote(name) + ", expected all" + names);
+    }
+    wanted.push_back(name);
+    begin = end + 1;
+  }
+  return wanted;
+}
+
+Result run_entry(const Entry<SelectProblem, SelectCall>& entry, const SelectProblem& problem,
+                 SelectCall call, const std::vector<float>& scores,
+                 const TopkArguments& arguments) {
+  Result result;
+  result.name = entry.name;
+  result.backend = to_string(entry.backend);
+  result.why_not = entry.why_not(problem);
+  if (result.why_not.empty() && entry.backend != Backend::cpu) {
+    result.why_not = "this command times the cpu backend only";
+  }
+  if (!result.why_not.empty()) return result;
+
+  std::vector<std::byte> workspace(entry.workspace_bytes(problem));
+  std::vector<int32_t> indices(static_cast<size_t>(arguments.rows * arguments.k), -2);
+  call.indices = contiguous(indices.data(), arguments.rows, arguments.k);
+  entry.run(problem, call, workspace, nullptr);  // warm-up, and the result to check
+  const std::vector<int32_t> first = indices;
+  result.exact = is_exact(first, scores, arguments);
+  result.deterministic = true;
+
+  // At least 3 runs, then until half a second has passed, 50 at most.
+  std::vector<double> times;
+  double total = 0;
+  while (times.size() < 3 || (total < 0.5 && times.size() < 50)) {
+    std::fill(indices.begin(), indices.end(), -2);
+    const Clock::time_point start = Clock::now();
+    entry.run(problem, call, workspace, nullptr);
+    times.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+    total += times.back();
+    result.deterministic = result.deterministic && indices == first;
+  }
+  std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2),
+                   times.end());
+  result.seconds = times[times.size() / 2];
+  return result;
+}
+
+void run_topk(const TopkArguments& arguments) {
+  if (arguments.rows > kMaxScores / arguments.len) {
+    throw std::invalid_argument("--rows × --len: got " + std::to_string(arguments.rows) + " × " +
+                                std::to_string(arguments.len) + ", expected at most " +
+                                std::to_string(kMaxScores) + " scores");
+  }
+  if (arguments.rows > kMaxScores / arguments.k) {
+    throw std::invalid_argument("--rows × --k: got " + std::to_string(arguments.rows) + " × " +
+                                std::to_string(arguments.k) + ", expected at most " +
+                                std::to_string(kMaxScores) + " indices");
+  }
+  const std::vector<std::string> wanted = wanted_entries(arguments.algorithms);
+
+  std::vector<float> scores(static_cast<size_t>(arguments.rows * arguments.len));
+  for (int64_t row = 0; row < arguments.rows; ++row) {
+    for (int64_t column = 0; column < arguments.len; ++column) {
+      scores[static_cast<size_t>(row * arguments.len + column)] = draw(arguments, row, column);
+    }
+  }
+  SelectCall call;
+  call.scores = {.data = scores.data(),
+                 .type = ScoreType::f32,
+                 .num_rows = arguments.rows,
+                 .row_len = arguments.len,
+                 .row_stride = arguments.len};
+  const SelectProblem problem = {
+      .max_rows = arguments.rows, .max_row_len = arguments.len, .k = static_cast<int>(arguments.k)};
+
+  std::vector<Result> results;
+  {
+    Progress progress("measured", "algorithms", static_cast<int64_t>(wanted.size()));
+    for (const auto& entry : select_operation().entries()) {
+      if (std::find(wanted.begin(), wanted.end(), entry.name) == wanted.end()) continue;
+      results.push_back(run_entry(entry, problem, call, scores, arguments));
+      progress.update(static_cast<int64_t>(results.size()));
+    }
+  }
+
+  const double bytes = 4.0 * static_cast<double>(arguments.rows * arguments.len);
+  if (arguments.json) {
+    Json algorithms = Json::array();
+    for (const Result& result : results) {
+      Json line = {{"name", result.name},
+                   {"backend", result.backend},
+                   {"usable", result.why_not.empty()},
+                   {"why_not", result.why_not}};
+      if (result.why_not.empty()) {
+        line["milliseconds"] = 1e3 * result.seconds;
+        line["gb_per_s"] = 1e-9 * bytes / result.seconds;
+        line["exact"] = result.exact;
+        line["deterministic"] = result.deterministic;
+      }
+      algorithms.push_back(std::move(line));
+    }
+    const Json out = {{"rows", arguments.rows}, {"len", arguments.len},
+                      {"k", arguments.k},       {"data", arguments.data},
+                      {"seed", arguments.seed}, {"algorithms", algorithms}};
+    std::cout << out.dump(2) << '\n';
+    return;
+  }
+  std::cout << format_count(arguments.rows) << " rows of " << format_count(arguments.len)
+            << " fp32 scores (" << arguments.data << "), k " << format_count(arguments.k)
+            << ", lower index wins\n\n";
+  Table table({{"algorithm", Table::Align::left},
+               {"backend", Table::Align::left},
+               {"time, ms"},
+               {"read, GB/s"},
+               {"exact", Table::Align::left},
+               {"deterministic", Table::Align::left},
+               {"not usable because", Table::Align::left}});
+  for (const Result& result : results) {
+    if (!result.why_not.empty()) {
+      table.add_row({result.name, result.backend, "-", "-", "-", "-", result.why_not});
+      continue;
+    }
+    table.add_row({result.name, result.backend, format_number(1e3 * result.seconds, 3),
+                   format_number(1e-9 * bytes / result.seconds, 2), result.exact ? "yes" : "NO",
+                   result.deterministic ? "yes" : "NO", ""});
+  }
+  std::cout << table;
+}
+
+}  // namespace
+
+void add_topk_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand(
+      "topk", "Every top-k algorithm on one problem: time, bandwidth, exact or not, stable or not");
+  const auto arguments = std::make_shared<TopkArguments>();
+  const int64_t max_int32 = std::numeric_limits<int32_t>::max();
+  command->add_option("--rows", arguments->rows, "Rows of scores")
+      ->required()
+      ->check(CLI::Range(int64_t{1}, kMaxScores));
+  command->add_option("--len", arguments->len, "Scores of a row")
+      ->required()
+      ->check(CLI::Range(int64_t{1}, max_int32));
+  command->add_option("--k", arguments->k, "Entries to select of each row")
+      ->check(CLI::Range(int64_t{1}, max_int32))
+      ->capture_default_str();
+  command
+      ->add_option("--data", arguments->data,
+                   "normal; narrow: 1 + 1e-4 · normal; ties: a grid of 0.5; relu: most are zero")
+      ->check(CLI::IsMember({"normal", "narrow", "ties", "relu"}))
+      ->capture_default_str();
+  command->add_option("--algorithms", arguments->algorithms, "all, or names joined by ','")
+      ->capture_default_str();
+  command->add_option("--seed", arguments->seed, "Of the random scores")->capture_default_str();
+  command->add_flag("--json", arguments->json, "Print JSON");
+  command->callback([arguments] { run_topk(*arguments); });
+}
+
+}  // namespace sparse_mla::command

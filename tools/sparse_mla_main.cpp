@@ -1,0 +1,50 @@
+// The sparse-mla command. One file per subcommand; here only the frame: exit code 0 and results on
+// stdout, or another code and one line on stderr.
+#include <algorithm>
+#include <exception>
+#include <iostream>
+#include <new>
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include "tools/commands.h"
+
+namespace {
+
+constexpr int kBadCommandLine = 2;
+constexpr int kFailed = 1;
+
+int fail(int code, std::string text) {
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  std::cout.flush();
+  std::cerr << "sparse-mla: " << text << '\n';
+  return code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using namespace sparse_mla::command;
+  try {
+    CLI::App app{"DeepSeek-V3.2-style sparse attention: plans, runs and checks it", "sparse-mla"};
+    app.set_version_flag("--version", SPARSE_MLA_VERSION);
+    app.require_subcommand(1);
+    add_info_command(app);
+    add_plan_command(app);
+    add_topk_command(app);
+    try {
+      app.parse(argc, argv);
+    } catch (const CLI::Success& help) {
+      return app.exit(help);
+    } catch (const CLI::ParseError& error) {
+      return fail(kBadCommandLine, error.what());
+    }
+  } catch (const std::bad_alloc&) {
+    return fail(kFailed, "out of memory");
+  } catch (const std::exception& error) {
+    return fail(kFailed, error.what());
+  }
+  if (!std::cout.flush()) return fail(kFailed, "stdout: could not write all results");
+  return 0;
+}
