@@ -1,0 +1,96 @@
+/// What every CPU selector shares: checking a call, addressing its rows, running them in parallel
+/// and finishing each (order, padding, values). An algorithm only picks a row's indices.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <span>
+
+#include <omp.h>
+
+#include "sparse_mla/select.h"
+#include "sparse_mla/workspace.h"
+#include "topk/ordered_key.h"
+
+namespace sparse_mla::topk {
+
+/// The candidates of one row: `len` elements from `data` on.
+struct RowScores {
+  const std::byte* data = nullptr;
+  std::int64_t len = 0;
+  ScoreType type = ScoreType::f32;
+
+  std::uint32_t bits(std::int64_t i) const {
+    return type == ScoreType::f32 ? Float32::bits(data, i) : BFloat16::bits(data, i);
+  }
+};
+
+/// Elements from `scores.data` to row r. 64-bit throughout.
+std::int64_t row_offset(const ScoreRows& scores, std::int64_t r);
+
+/// Row r's candidates: [starts[r], ends[r]) cut to [0, row_len).
+RowScores row_scores(const SelectCall& call, std::int64_t r);
+
+/// Throws std::invalid_argument for a problem or a call that breaks select.h's contract.
+void validate(const SelectProblem& problem);
+void validate(const SelectProblem& problem, const SelectCall& call);
+
+/// Threads that work on the problem, and hence sets of scratch: never more than rows.
+int num_threads(const SelectProblem& problem);
+
+/// Puts picks[0, count) into the order asked for (`ascending`: they are by index already), pads
+/// them to k, and copies their scores into `values` (may be null). `ranks` [k] is scratch, used by
+/// SelectOrder::by_value alone.
+void finish_row(const RowScores& row, SelectOrder order, bool ascending, std::int64_t count, int k,
+                std::uint64_t* ranks, std::int32_t* picks, float* values);
+
+/// Scratch for finish_row, one set per thread; null where the order needs none.
+std::uint64_t* carve_ranks(const SelectProblem& problem, WorkspaceCarver& carver);
+
+/// An Algorithm has
+///   Scratch                                      pointers into the workspace
+///   static Scratch carve(problem, threads, carver)   all threads' scratch
+///   Scratch::of_thread(t)                        the t-th thread's
+///   static constexpr bool kAscending             whether picks come out by index
+///   static void select_row(row, k, scratch, picks)   picks[0, k) ← the k best of row.len > k
+template <class Algorithm>
+std::size_t workspace_bytes(const SelectProblem& problem) {
+  validate(problem);
+  WorkspaceCarver counter;
+  Algorithm::carve(problem, num_threads(problem), counter);
+  carve_ranks(problem, counter);
+  return counter.bytes();
+}
+
+template <class Algorithm>
+void select_rows(const SelectProblem& problem, const SelectCall& call,
+                 std::span<std::byte> workspace, Stream) {
+  validate(problem, call);
+  const std::int64_t num_rows = call.scores.num_rows;
+  if (num_rows == 0) return;
+  const int threads = num_threads(problem);
+  WorkspaceCarver carver(workspace);
+  const auto scratch = Algorithm::carve(problem, threads, carver);
+  std::uint64_t* const ranks = carve_ranks(problem, carver);
+
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (num_rows > 1)
+  for (std::int64_t r = 0; r < num_rows; ++r) {
+    const int thread = omp_get_thread_num();
+    const RowScores row = row_scores(call, r);
+    const std::int64_t out_row = call.out_rows ? call.out_rows[r] : r;
+    std::int32_t* const picks = address(call.indices, out_row, 0);
+    float* const values = call.values.data_handle() ? address(call.values, out_row, 0) : nullptr;
+    const bool all = row.len <= problem.k;
+    if (all)
+      std::iota(picks, picks + row.len, 0);
+    else
+      Algorithm::select_row(row, problem.k, scratch.of_thread(thread), picks);
+    finish_row(row, problem.order, all || Algorithm::kAscending,
+               std::min<std::int64_t>(row.len, problem.k), problem.k,
+               ranks ? ranks + std::int64_t{thread} * problem.k : nullptr, picks, values);
+  }
+}
+
+}  // namespace sparse_mla::topk

@@ -1,0 +1,40 @@
+/// Numbers of the threshold selector, each with its reason.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace sparse_mla::topk {
+
+constexpr std::int64_t ceil_sqrt(std::int64_t n) {
+  std::int64_t root = 0;
+  while (root * root < n) ++root;
+  return root;
+}
+
+/// Elements to look at before the pass, 0 = start without a threshold. About 36 of the sample
+/// should rank above the k-th score: the margin of sample_rank is then 4/6 of that, so some 1.7 k
+/// keys survive; a larger sample costs more (a cache miss an element) than the keys it would save.
+/// At most 4,096 for the same reason, and at most an eighth of the row. When k is more than a
+/// quarter of the row, a threshold would drop too little to pay.
+constexpr std::int64_t sample_size(std::int64_t len, std::int64_t k) {
+  if (len < 1024 || len < 4 * k) return 0;
+  return std::min({36 * len / k, len / 8, std::int64_t{4096}});
+}
+
+/// Which of the sample, counted from the largest, becomes the threshold: the expected number above
+/// the k-th score and four standard deviations (of a Poisson count), so that fewer than one row in
+/// a thousand finds too few survivors and must be read again.
+constexpr std::int64_t sample_rank(std::int64_t sample, std::int64_t len, std::int64_t k) {
+  const std::int64_t expected = (sample * k + len - 1) / len;
+  return std::min(sample, expected + 4 * ceil_sqrt(expected) + 2);
+}
+
+/// Survivors to hold before they are cut back to k. Each cut frees at least three quarters, so even
+/// a row whose every key beats all before it costs 4/3 of one selection over its keys; the floor
+/// makes cuts rare for small k (two int32 arrays of 16,384 fit a 256 KB L2).
+constexpr std::int64_t survivor_capacity(std::int64_t max_row_len, std::int64_t k) {
+  return std::min(max_row_len, std::max<std::int64_t>(4 * k, 16384));
+}
+
+}  // namespace sparse_mla::topk
