@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <stdexcept>
 
@@ -55,6 +56,10 @@ void BatchInput::open() {
     spec_batch_ = parse_batch_spec(spec_);
     check_tokens(spec_batch_);
     return;
+  }
+  if (std::filesystem::is_directory(trace_)) {
+    throw std::invalid_argument("--trace: got the folder " + quote(trace_, 200) +
+                                ", expected a file");
   }
   errno = 0;
   file_.open(trace_, std::ios::binary);

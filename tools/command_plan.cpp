@@ -36,7 +36,7 @@ struct PlanArguments {
   int32_t workspace = 65536;  // rows
   int32_t block_size = 64;
   int32_t alignment = 0;  // 0 = block_size
-  std::string svg;
+  std::optional<std::string> svg;
   bool json = false;
 };
 
@@ -168,10 +168,10 @@ void write_svg(const PlanArguments& arguments, const PlannedBatch& batch, int64_
   drawing.panels.push_back(draw("Packed", "chunk", "chunks", batch.packed));
   drawing.panels.push_back(draw("Equal split", "pass", "passes",
                                 plan_equal_split(batch.query_lens, batch.context_lens, options)));
-  std::ofstream file(arguments.svg, std::ios::binary);
+  std::ofstream file(*arguments.svg, std::ios::binary);
   file << render_plan_svg(drawing);
   if (!file.flush()) {
-    throw std::invalid_argument("--svg: got " + quote(arguments.svg, 200) +
+    throw std::invalid_argument("--svg: got " + quote(*arguments.svg, 200) +
                                 ", expected a file that can be written");
   }
 }
@@ -206,7 +206,7 @@ void run_plan(PlanArguments& arguments) {
       progress.update(++num_batches);
     }
   }
-  if (!arguments.svg.empty()) write_svg(arguments, shown, num_batches, options);
+  if (arguments.svg) write_svg(arguments, shown, num_batches, options);
 
   if (arguments.json) {
     Json json = {{"batches", num_batches},          {"packed_chunks", packed_chunks},

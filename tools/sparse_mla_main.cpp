@@ -22,6 +22,17 @@ int fail(int code, std::string text) {
   return code;
 }
 
+// "info, plan or topk"
+std::string subcommand_names(const CLI::App& app) {
+  const auto subcommands = app.get_subcommands(nullptr);
+  std::string names;
+  for (size_t i = 0; i < subcommands.size(); ++i) {
+    if (i > 0) names += i + 1 < subcommands.size() ? ", " : " or ";
+    names += subcommands[i]->get_name();
+  }
+  return names;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -29,7 +40,6 @@ int main(int argc, char** argv) {
   try {
     CLI::App app{"DeepSeek-V3.2-style sparse attention: plans, runs and checks it", "sparse-mla"};
     app.set_version_flag("--version", SPARSE_MLA_VERSION);
-    app.require_subcommand(1);
     add_info_command(app);
     add_plan_command(app);
     add_topk_command(app);
@@ -39,6 +49,11 @@ int main(int argc, char** argv) {
       return app.exit(help);
     } catch (const CLI::ParseError& error) {
       return fail(kBadCommandLine, error.what());
+    }
+    // Not by require_subcommand, whose error hides the word that was not understood.
+    if (app.get_subcommands().empty()) {
+      return fail(kBadCommandLine, "got no subcommand, expected " + subcommand_names(app) +
+                                       " (sparse-mla --help tells more)");
     }
   } catch (const std::bad_alloc&) {
     return fail(kFailed, "out of memory");

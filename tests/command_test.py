@@ -1,0 +1,282 @@
+#!/usr/bin/env python3
+"""Tests of the sparse-mla command from outside: command_test.py PATH_OF_THE_COMMAND"""
+
+import csv
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+import unittest
+import xml.etree.ElementTree
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SAMPLE = str(ROOT / "tools/traces/sample_chat.csv")
+COMMAND = sys.argv.pop() if len(sys.argv) > 1 else "sparse-mla"
+
+
+def run(*args):
+    return subprocess.run([COMMAND, *args], capture_output=True, text=True)
+
+
+def packed(context_lens, workspace, alignment):
+    """Members (request, start, rows) of each chunk: the schedule, written down once more."""
+    chunks, used, is_open = [], 0, False
+    for request, context_len in enumerate(context_lens):
+        if context_len == 0:
+            is_open = False
+        start = 0
+        while start < context_len:
+            if not is_open:
+                chunks.append([])
+                used, is_open = 0, True
+            rows = context_len - start
+            if rows > workspace - used:
+                rows = (workspace - used) // alignment * alignment
+                is_open = False
+            if rows > 0:
+                chunks[-1].append((request, start, rows))
+            used += rows
+            start += rows
+    return chunks
+
+
+def passes(context_lens, workspace, alignment):
+    lens = [n for n in context_lens if n > 0]
+    if not lens:
+        return 0
+    rows = max(workspace // len(lens) // alignment * alignment, alignment)
+    return -(-max(lens) // rows)
+
+
+def trace_totals(path, batch_tokens, workspace, alignment):
+    totals, batch, room = [0, 0, 0], [], batch_tokens
+
+    def close():
+        totals[0] += 1
+        totals[1] += len(packed(batch, workspace, alignment))
+        totals[2] += passes(batch, workspace, alignment)
+        batch.clear()
+
+    with open(path, newline="") as file:
+        for row in csv.DictReader(file):
+            done, query_len = 0, int(row["query_len"])
+            while done < query_len:
+                tokens = min(room, query_len - done)
+                batch.append(int(row["context_len"]) + done)
+                done += tokens
+                room -= tokens
+                if room == 0:
+                    close()
+                    room = batch_tokens
+    if batch:
+        close()
+    return totals
+
+
+class Command(unittest.TestCase):
+    maxDiff = None
+
+    def run_json(self, *args):
+        result = run(*args, "--json")
+        self.assertEqual(result.stderr, "")
+        self.assertEqual(result.returncode, 0)
+        return json.loads(result.stdout)
+
+    def assert_refused(self, *args, says=""):
+        result = run(*args)
+        self.assertNotEqual(result.returncode, 0, args)
+        self.assertGreater(result.returncode, 0, args)  # no signal
+        self.assertEqual(result.stdout, "", args)
+        self.assertEqual(len(result.stderr.splitlines()), 1, result.stderr)
+        self.assertTrue(result.stderr.startswith("sparse-mla: "), result.stderr)
+        self.assertIn(says, result.stderr)
+
+
+class General(Command):
+    def test_help_and_version(self):
+        for args in (["--help"], ["plan", "--help"], ["--version"]):
+            result = run(*args)
+            self.assertEqual((result.returncode, result.stderr), (0, ""))
+            self.assertNotEqual(result.stdout, "")
+
+    def test_bad_command_lines_get_one_line(self):
+        self.assert_refused(says="expected info, plan")
+        self.assert_refused("paln", says="paln")
+        self.assert_refused("--frobnicate", says="--frobnicate")
+        self.assert_refused("plan", "--spec", "q1", "--frobnicate", says="--frobnicate")
+        self.assert_refused("plan", "--spec", "q1", "extra", says="extra")
+
+    def test_info_lists_every_operation(self):
+        info = self.run_json("info")
+        names = [operation["operation"] for operation in info["operations"]]
+        self.assertIn("select", names)
+        for operation in info["operations"]:
+            self.assertEqual(sum(entry["chosen"] for entry in operation["entries"]), 1)
+            for entry in operation["entries"]:
+                self.assertEqual(entry["usable"], entry["why_not"] == "")
+        self.assertGreater(info["cpu"]["threads"], 0)
+        self.assertIn("select", run("info").stdout)
+
+
+class Plan(Command):
+    def test_the_worst_case_of_the_equal_split(self):
+        plan = self.run_json("plan", "--spec", "q513s60513_31q513s529", "--block", "16")
+        self.assertEqual(plan["batches"], 1)
+        self.assertEqual(plan["packed_chunks"], 1)
+        self.assertEqual(plan["equal_split_passes"], 30)
+        (chunk,) = plan["chunks"]
+        self.assertEqual((chunk["request_begin"], chunk["request_end"]), (0, 32))
+        self.assertEqual(chunk["seq_lens"], [60000] + 31 * [16])
+        self.assertEqual(chunk["cu_query_lens"], [513 * i for i in range(33)])
+
+    def test_nothing_aligned_fits_behind_900_rows(self):
+        plan = self.run_json(
+            "plan", "--spec", "q4s904_q4s516", "--block", "256", "--workspace", "1024"
+        )
+        self.assertEqual([chunk["seq_lens"] for chunk in plan["chunks"]], [[900], [512]])
+
+    def test_chunks_of_random_specs(self):
+        rng = random.Random(5)
+        for _ in range(40):
+            alignment = rng.choice([1, 16, 61, 64])
+            workspace = rng.choice([alignment, 100 + alignment, 1024, 65536])
+            items, context_lens, query_lens = [], [], []
+            for _ in range(rng.randint(1, 30)):
+                query_len = rng.choice([0, 1, 1, 7, 512])
+                context_len = rng.choice([0, 1, 16, 900, 1024, 3000, rng.randrange(20000)])
+                items.append(f"q{query_len}s{query_len + context_len}")
+                query_lens.append(query_len)
+                context_lens.append(context_len)
+            plan = self.run_json("plan", "--spec", "_".join(items), "--workspace", str(workspace),
+                                 "--alignment", str(alignment))
+            chunks = packed(context_lens, workspace, alignment)
+            self.assertEqual(plan["packed_chunks"], len(chunks))
+            self.assertEqual(plan["equal_split_passes"], passes(context_lens, workspace, alignment))
+            self.assertEqual(len(plan["chunks"]), len(chunks))
+            for got, members in zip(plan["chunks"], chunks):
+                requests = list(range(got["request_begin"], got["request_end"]))
+                self.assertEqual(list(zip(requests, got["starts"], got["seq_lens"])), members)
+                rows = [n for _, _, n in members]
+                self.assertLessEqual(sum(rows), workspace)
+                self.assertEqual(got["num_rows"], sum(rows))
+                self.assertEqual(got["cu_seq_lens"], [sum(rows[:i]) for i in range(len(rows) + 1)])
+                queries = query_lens[requests[0] : requests[-1] + 1]
+                self.assertEqual(
+                    got["cu_query_lens"], [sum(queries[:i]) for i in range(len(queries) + 1)]
+                )
+                self.assertEqual(got["token_begin"], sum(query_lens[: requests[0]]))
+                self.assertEqual(got["token_end"], got["token_begin"] + sum(queries))
+                self.assertEqual(got["max_query_len"], max(queries))
+                self.assertEqual(got["max_seq_len"], max(rows))
+                self.assertEqual(got["is_continuation"], members[0][1] > 0)
+                self.assertEqual(
+                    got["continuation_token_end"],
+                    got["token_begin"] + (queries[0] if members[0][1] > 0 else 0),
+                )
+
+    def check_trace(self, path, batch_tokens, workspace, expected):
+        plan = self.run_json("plan", "--trace", path, "--batch-tokens", str(batch_tokens),
+                             "--workspace", str(workspace), "--alignment", "64")
+        got = [plan["batches"], plan["packed_chunks"], plan["equal_split_passes"]]
+        self.assertEqual(got, expected)
+        self.assertNotIn("chunks", plan)
+
+    def test_totals_of_the_sample_trace(self):
+        self.check_trace(SAMPLE, 8192, 8192, [499, 1704, 2759])
+        self.check_trace(SAMPLE, 8192, 65536, [499, 549, 635])
+        self.check_trace(SAMPLE, 32768, 8192, [125, 662, 2066])
+        self.check_trace(SAMPLE, 32768, 65536, [125, 186, 318])
+        for batch_tokens, workspace in ((1000, 4096), (1 << 30, 64)):
+            expected = trace_totals(SAMPLE, batch_tokens, workspace, 64)
+            self.check_trace(SAMPLE, batch_tokens, workspace, expected)
+
+    @unittest.skipUnless("SPARSE_MLA_TRACE" in os.environ, "SPARSE_MLA_TRACE names no trace")
+    def test_totals_of_the_conversation_trace(self):
+        path = os.environ["SPARSE_MLA_TRACE"]
+        self.check_trace(path, 8192, 8192, [11072, 36340, 62368])
+        self.check_trace(path, 8192, 65536, [11072, 11853, 14466])
+        self.check_trace(path, 32768, 8192, [2768, 13976, 49051])
+        self.check_trace(path, 32768, 65536, [2768, 3291, 7342])
+
+    def test_tables_for_people(self):
+        result = run("plan", "--spec", "q513s60513_31q513s529", "--block", "16")
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        self.assertIn("packed: 1 chunk   equal split: 30 passes", result.stdout)
+        self.assertIn("60,496", result.stdout)
+
+    def test_drawings_are_xml(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "plan.svg")
+            for args in (
+                ["--spec", "q513s60513_31q513s529", "--block", "16"],
+                ["--spec", "8q512s9000_q64s40000_16q1s2000", "--workspace", "4096"],
+                ["--spec", "q5"],
+                ["--trace", SAMPLE, "--batch-tokens", "8192"],
+            ):
+                result = run("plan", *args, "--svg", path)
+                self.assertEqual((result.returncode, result.stderr), (0, ""))
+                root = xml.etree.ElementTree.parse(path).getroot()
+                self.assertEqual(root.tag, "{http://www.w3.org/2000/svg}svg")
+                os.remove(path)
+            self.assert_refused("plan", "--spec", "q5", "--svg", os.path.join(folder, "no/x.svg"),
+                                says="--svg")
+            self.assert_refused("plan", "--spec", "q5", "--svg", "", says="--svg")
+
+    def test_bad_input_gets_one_line(self):
+        self.assert_refused("plan", says="neither --spec nor --trace")
+        self.assert_refused("plan", "--spec", "q1", "--trace", SAMPLE, says="both")
+        self.assert_refused("plan", "--trace", SAMPLE, says="--batch-tokens")
+        self.assert_refused("plan", "--spec", "q1", "--batch-tokens", "5", says="--batch-tokens")
+        self.assert_refused("plan", "--trace", SAMPLE, "--batch-tokens", "0", says="--batch-tokens")
+        self.assert_refused("plan", "--trace", "no such file", "--batch-tokens", "8",
+                            says="No such file")
+        self.assert_refused("plan", "--trace", str(ROOT), "--batch-tokens", "8", says="folder")
+        self.assert_refused("plan", "--trace", str(ROOT / "LICENSE"), "--batch-tokens", "8",
+                            says="header")
+        self.assert_refused("plan", "--spec", "", says="spec: got an empty text")
+        self.assert_refused("plan", "--spec", "q1x", says="character 3")
+        self.assert_refused("plan", "--spec", "q1\nq2", says="character 3")
+        for workspace in ("0", "-1", "x", "1.5", "99999999999"):
+            self.assert_refused("plan", "--spec", "q1", "--workspace", workspace,
+                                says="--workspace")
+        self.assert_refused("plan", "--spec", "q1s9", "--workspace", "10", says="alignment: got 64")
+        self.assert_refused("plan", "--spec", "q2147483647_q1", says="2147483648 new tokens")
+        self.assert_refused("plan", "--spec", "q1s2147483647", "--workspace", "1", "--block", "1",
+                            says="chunks")
+        self.assert_refused("plan", "--spec", "1048576q1s2097151k", says="chunks")
+
+
+class Topk(Command):
+    def test_every_algorithm_is_exact_and_deterministic(self):
+        for data in ("normal", "narrow", "ties", "relu"):
+            for rows, length, k in ((7, 3000, 512), (3, 100, 2048)):
+                out = self.run_json("topk", "--rows", str(rows), "--len", str(length), "--k",
+                                    str(k), "--data", data)
+                usable = [line for line in out["algorithms"] if line["usable"]]
+                self.assertGreater(len(usable), 0)
+                for line in usable:
+                    self.assertTrue(line["exact"], (data, line))
+                    self.assertTrue(line["deterministic"], (data, line))
+                    self.assertGreater(line["gb_per_s"], 0)
+
+    def test_algorithms_are_chosen_by_name(self):
+        every = self.run_json("topk", "--rows", "1", "--len", "10")["algorithms"]
+        one = self.run_json("topk", "--rows", "1", "--len", "10", "--algorithms", every[0]["name"])
+        self.assertEqual([line["name"] for line in one["algorithms"]], [every[0]["name"]])
+        self.assertIn(every[0]["name"], run("topk", "--rows", "1", "--len", "10").stdout)
+
+    def test_bad_input_gets_one_line(self):
+        self.assert_refused("topk", "--len", "10", says="--rows")
+        self.assert_refused("topk", "--rows", "0", "--len", "10", says="--rows")
+        self.assert_refused("topk", "--rows", "1", "--len", "10", "--k", "0", says="--k")
+        self.assert_refused("topk", "--rows", "1", "--len", "10", "--data", "x", says="--data")
+        self.assert_refused("topk", "--rows", "1", "--len", "10", "--algorithms", "x,y",
+                            says='--algorithms: got "x", expected all')
+        self.assert_refused("topk", "--rows", "8589934592", "--len", "2147483647", says="--rows")
+
+
+if __name__ == "__main__":
+    unittest.main()
