@@ -36,7 +36,8 @@ struct Radix {
       std::fill(histogram, histogram + mask + 1, 0u);
       for (std::int64_t i = 0; i < row.len; ++i) {
         const std::uint32_t key = ordered_key(Element::bits(row.data, i));
-        if ((key & known) == cut) ++histogram[(key >> digit.shift) & mask];
+        // Adding 0 or 1: a branch on whether the key is still in play would be mispredicted.
+        histogram[(key >> digit.shift) & mask] += (key & known) == cut;
       }
       std::uint32_t bin = mask;
       while (histogram[bin] < wanted) wanted -= histogram[bin--];
@@ -45,11 +46,11 @@ struct Radix {
     }
     for (std::int64_t i = 0, count = 0; count < k; ++i) {
       const std::uint32_t key = ordered_key(Element::bits(row.data, i));
-      const bool equal = key == cut && wanted > 0;
+      const bool equal = (key == cut) & (wanted > 0);
       wanted -= equal;
       // Written always, kept when selected: whether a key is, no branch predictor can guess.
       picks[count] = static_cast<std::int32_t>(i);
-      count += equal || key > cut;
+      count += equal | (key > cut);
     }
   }
 

@@ -19,7 +19,7 @@ namespace {
 struct ThresholdScratch {
   std::int32_t* survivors = nullptr;  // [threads, stride] indices
   std::uint32_t* keys = nullptr;      // [threads, stride] their keys; before the pass, the sample's
-  std::uint32_t* digits = nullptr;    // [threads, stride] keys that one digit left undecided
+  std::uint32_t* digits = nullptr;    // [threads, stride] keys that a digit left undecided
   std::int64_t capacity = 0;
   std::int64_t stride = 0;
 
@@ -45,31 +45,39 @@ struct Cut {
   std::int64_t num_equal = 0;
 };
 
-/// The cut that leaves the `wanted` largest of keys[0, count); 1 ≤ wanted ≤ count. Histograms over
-/// the range that the keys span, not over fixed digits: survivors share their leading bits.
-Cut find_cut(const std::uint32_t* keys, std::int64_t count, std::int64_t wanted,
+struct KeyRange {
+  std::uint32_t lowest = ~0u, highest = 0;
+  void include(std::uint32_t key) {
+    lowest = std::min(lowest, key);
+    highest = std::max(highest, key);
+  }
+};
+
+/// The cut that leaves the `wanted` largest of keys[0, count), 1 ≤ wanted ≤ count, which span
+/// `range`. Histograms over that range, not over fixed digits: survivors share their leading bits.
+Cut find_cut(const std::uint32_t* keys, std::int64_t count, KeyRange range, std::int64_t wanted,
              std::uint32_t* undecided) {
-  constexpr int kDigitBits = 11;
-  std::array<std::uint32_t, 1 << kDigitBits> histogram;
-  std::uint32_t lowest = *std::min_element(keys, keys + count);
-  std::uint32_t highest = *std::max_element(keys, keys + count);
+  std::array<std::uint32_t, 1 << kMaxDigitBits> histogram;
   for (;;) {
-    const int shift = std::max(0, static_cast<int>(std::bit_width(highest - lowest)) - kDigitBits);
-    std::fill_n(histogram.begin(), ((highest - lowest) >> shift) + 1, 0u);
-    for (std::int64_t i = 0; i < count; ++i) ++histogram[(keys[i] - lowest) >> shift];
-    std::uint32_t bin = (highest - lowest) >> shift;
+    const std::uint32_t span = range.highest - range.lowest;
+    const int shift = std::max(0, static_cast<int>(std::bit_width(span)) - digit_bits(count));
+    std::uint32_t bin = span >> shift;
+    std::fill_n(histogram.begin(), bin + 1, 0u);
+    for (std::int64_t i = 0; i < count; ++i) ++histogram[(keys[i] - range.lowest) >> shift];
     while (histogram[bin] < wanted) wanted -= histogram[bin--];
-    if (shift == 0) return {lowest + bin, wanted};
-    const std::uint32_t first = lowest + (bin << shift);
-    const std::uint32_t last = first + ((1u << shift) - 1);
+    if (shift == 0) return {range.lowest + bin, wanted};
+
+    const std::uint32_t lowest = range.lowest;
+    range = {};
     std::int64_t kept = 0;
-    lowest = last, highest = first;
     for (std::int64_t i = 0; i < count; ++i) {
+      // Written always, kept when its bin matches: no branch to mispredict.
       const std::uint32_t key = keys[i];
-      if (key < first || key > last) continue;
-      lowest = std::min(lowest, key), highest = std::max(highest, key);
-      undecided[kept++] = key;
+      const bool keep = (key - lowest) >> shift == bin;
+      undecided[kept] = key;
+      kept += keep;
     }
+    for (std::int64_t i = 0; i < kept; ++i) range.include(undecided[i]);
     keys = undecided;
     count = kept;
   }
@@ -80,16 +88,20 @@ Cut find_cut(const std::uint32_t* keys, std::int64_t count, std::int64_t wanted,
 template <class Element>
 std::uint32_t cut_back(const RowScores& row, const ThresholdScratch& scratch, std::int64_t count,
                        int k, std::int32_t* out) {
-  for (std::int64_t i = 0; i < count; ++i)
-    scratch.keys[i] = ordered_key(Element::bits(row.data, scratch.survivors[i]));
-  Cut cut = find_cut(scratch.keys, count, k, scratch.digits);
+  KeyRange range;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::uint32_t key = ordered_key(Element::bits(row.data, scratch.survivors[i]));
+    scratch.keys[i] = key;
+    range.include(key);
+  }
+  Cut cut = find_cut(scratch.keys, count, range, k, scratch.digits);
   const std::uint32_t worst = cut.key;
   for (std::int64_t i = 0, kept = 0; kept < k; ++i) {
-    const bool equal = scratch.keys[i] == worst && cut.num_equal > 0;
+    const bool equal = (scratch.keys[i] == worst) & (cut.num_equal > 0);
     cut.num_equal -= equal;
     // Written always, kept when it stays: a branch here would be mispredicted half of the time.
     out[kept] = scratch.survivors[i];
-    kept += equal || scratch.keys[i] > worst;
+    kept += equal | (scratch.keys[i] > worst);
   }
   return worst;
 }
@@ -99,17 +111,14 @@ template <class Element>
 std::uint32_t sampled_threshold(const RowScores& row, int k, const ThresholdScratch& scratch) {
   const std::int64_t sample = sample_size(row.len, k);
   if (sample == 0) return kNanKey;
-  // One element of each of `sample` equal pieces, at a scattered place: a fixed step would see
-  // only one phase of scores that repeat.
-  const std::int64_t piece = row.len / sample;
-  std::uint32_t scatter = 0x9E3779B9u;
+  KeyRange range;
   for (std::int64_t i = 0; i < sample; ++i) {
-    scatter = scatter * 1664525u + 1013904223u;
-    const std::int64_t place = static_cast<std::int64_t>(
-        (std::uint64_t{scatter} * static_cast<std::uint64_t>(piece)) >> 32);
-    scratch.keys[i] = ordered_key(Element::bits(row.data, i * piece + place));
+    const std::uint32_t key =
+        ordered_key(Element::bits(row.data, sample_place(i, sample, row.len)));
+    scratch.keys[i] = key;
+    range.include(key);
   }
-  return find_cut(scratch.keys, sample, sample_rank(sample, row.len, k), scratch.digits).key;
+  return find_cut(scratch.keys, sample, range, sample_rank(sample, row.len, k), scratch.digits).key;
 }
 
 /// ThresholdScan::floor of a key above kNanKey.

@@ -17,7 +17,8 @@ inline constexpr std::uint32_t kPositiveInfinityKey = 0xFF800000u;
 constexpr std::uint32_t ordered_key(std::uint32_t bits) {
   if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return kNanKey;
   if (bits == 0x80000000u) bits = 0;
-  return (bits & 0x80000000u) ? ~bits : bits | 0x80000000u;
+  // By arithmetic, unlike the two rare cases above: no branch predictor can guess a sign.
+  return bits ^ ((0u - (bits >> 31)) | 0x80000000u);
 }
 
 /// Ascending order of these = descending score, then ascending index.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 
 namespace sparse_mla::topk {
@@ -22,6 +23,15 @@ constexpr std::int64_t sample_size(std::int64_t len, std::int64_t k) {
   return std::min({36 * len / k, len / 8, std::int64_t{4096}});
 }
 
+/// Where the i-th of the sample lies: at a scattered place of the i-th of `sample` equal pieces. A
+/// fixed step would see only one phase of scores that repeat.
+constexpr std::int64_t sample_place(std::int64_t i, std::int64_t sample, std::int64_t len) {
+  const std::int64_t piece = len / sample;
+  const std::uint32_t scatter = static_cast<std::uint32_t>(i) * 0x9E3779B1u;  // 2^32 / golden ratio
+  return i * piece + static_cast<std::int64_t>(
+                         (std::uint64_t{scatter} * static_cast<std::uint64_t>(piece)) >> 32);
+}
+
 /// Which of the sample, counted from the largest, becomes the threshold: the expected number above
 /// the k-th score and four standard deviations (of a Poisson count), so that fewer than one row in
 /// a thousand finds too few survivors and must be read again.
@@ -35,6 +45,15 @@ constexpr std::int64_t sample_rank(std::int64_t sample, std::int64_t len, std::i
 /// makes cuts rare for small k (two int32 arrays of 16,384 fit a 256 KB L2).
 constexpr std::int64_t survivor_capacity(std::int64_t max_row_len, std::int64_t k) {
   return std::min(max_row_len, std::max<std::int64_t>(4 * k, 16384));
+}
+
+/// Digit of the selection among `count` survivors: about a bin a key, so that clearing and
+/// searching the bins costs no more than counting; at most 2,048 counters of 4 bytes, a quarter of
+/// a 32 KB L1.
+inline constexpr int kMaxDigitBits = 11;
+constexpr int digit_bits(std::int64_t count) {
+  return std::clamp(static_cast<int>(std::bit_width(static_cast<std::uint64_t>(count))), 4,
+                    kMaxDigitBits);
 }
 
 }  // namespace sparse_mla::topk
