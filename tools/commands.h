@@ -8,6 +8,7 @@ namespace sparse_mla::command {
 // exceptions.
 void add_info_command(CLI::App& app);
 void add_plan_command(CLI::App& app);
+void add_run_command(CLI::App& app);
 void add_topk_command(CLI::App& app);
 
 }  // namespace sparse_mla::command

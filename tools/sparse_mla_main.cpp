@@ -42,6 +42,7 @@ int main(int argc, char** argv) {
     app.set_version_flag("--version", SPARSE_MLA_VERSION);
     add_info_command(app);
     add_plan_command(app);
+    add_run_command(app);
     add_topk_command(app);
     try {
       app.parse(argc, argv);

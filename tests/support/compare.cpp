@@ -77,12 +77,18 @@ std::ostream& operator<<(std::ostream& stream, const ErrorMeasure& measure) {
 
 ErrorMeasure measure_errors(const LayerData& data, std::span<const CheckedToken> tokens,
                             std::span<const TokenAttention> references) {
+  ErrorMeasure measure;
+  add_errors(measure, data, tokens, references);
+  return measure;
+}
+
+void add_errors(ErrorMeasure& measure, const LayerData& data, std::span<const CheckedToken> tokens,
+                std::span<const TokenAttention> references) {
   if (tokens.size() != references.size()) {
     throw std::invalid_argument("one reference per token expected");
   }
   const ModelDims& d = data.problem().dims;
   const auto width = static_cast<std::size_t>(d.v_head_dim);
-  ErrorMeasure measure;
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     for (int head = 0; head < d.num_heads; ++head) {
       const auto h = static_cast<std::size_t>(head);
@@ -91,7 +97,6 @@ ErrorMeasure measure_errors(const LayerData& data, std::span<const CheckedToken>
                   std::span(references[i].out).subspan(h * width, width), references[i].lse[h]);
     }
   }
-  return measure;
 }
 
 PicksDifference compare_picks(std::span<const std::int32_t> picks,

@@ -55,6 +55,9 @@ std::ostream& operator<<(std::ostream& stream, const ErrorMeasure& measure);
 /// counted token by token, head by head.
 ErrorMeasure measure_errors(const LayerData& data, std::span<const CheckedToken> tokens,
                             std::span<const TokenAttention> references);
+/// The same, added to what `measure` holds.
+void add_errors(ErrorMeasure& measure, const LayerData& data, std::span<const CheckedToken> tokens,
+                std::span<const TokenAttention> references);
 
 /// How a row of picks differs from the set it should be.
 struct PicksDifference {

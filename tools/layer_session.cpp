@@ -1,0 +1,147 @@
+#include "tools/layer_session.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+#include <sstream>
+#include <utility>
+
+#include "tests/support/checked_tokens.h"
+#include "tests/support/reference.h"
+
+namespace sparse_mla::command {
+
+WorkspaceMemory::WorkspaceMemory(std::size_t bytes)
+    : bytes_((bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment),
+      memory_(static_cast<std::byte*>(
+          std::aligned_alloc(kWorkspaceAlignment, std::max(bytes_, kWorkspaceAlignment)))) {
+  if (!memory_) throw std::bad_alloc();
+}
+
+void WorkspaceMemory::Free::operator()(std::byte* memory) const { std::free(memory); }
+
+std::string CheckResult::fault() const {
+  std::ostringstream text;
+  if (tokens > 0 && !errors.within_bf16())
+    text << "rel_error " << errors.rel_error() << ", max_rel_error " << errors.max_rel_error()
+         << ", lse_error " << errors.lse_error() << ": expected at most " << support::kBf16RelError
+         << ", " << support::kBf16MaxRelError << ", " << support::kBf16LseError << "; ";
+  if (!selection.exact())
+    text << selection.wrong_rows() << " of " << selection.num_rows()
+         << " selections are not the exact top-k; ";
+  if (selection_checked() && !(selection.score_error() <= 1))
+    text << "scores are off by " << selection.score_error() << " of their bound; ";
+  if (wrong_cache_rows > 0) text << wrong_cache_rows << " cache rows are wrong; ";
+  std::string fault = text.str();
+  if (!fault.empty()) fault.resize(fault.size() - 2);
+  return fault;
+}
+
+LayerSession::LayerSession(const Limits& limits, Dispatch dispatch, BatchOptions options,
+                           support::SelectionKind selection, std::uint64_t seed)
+    : capacity_(limits, std::move(dispatch)),
+      options_(options),
+      selection_(selection),
+      seed_(seed),
+      weights_(std::make_shared<support::LayerWeights>(limits.dims, seed)),
+      workspace_(capacity_.workspace_bytes()) {
+  options_.select = selection == support::SelectionKind::indexer;
+}
+
+BatchResult LayerSession::run(const std::vector<RequestLengths>& requests) {
+  support::LayerProblem problem;
+  problem.dims = capacity_.limits().dims;
+  problem.block_size = capacity_.limits().block_size;
+  problem.seed = seed_;
+  problem.selection = selection_;
+  for (const RequestLengths& request : requests) {
+    problem.query_lens.push_back(request.query_len);
+    problem.context_lens.push_back(request.context_len);
+    problem.request_ids.push_back(next_request_id_++);
+  }
+  const BatchMetadata batch(capacity_, problem.query_lens, problem.context_lens, options_);
+  data_.reset();  // frees the last batch's memory before this one's is taken
+  data_.emplace(problem, weights_);
+  path_ = batch.prefill_path();
+
+  BatchResult result;
+  result.requests = requests;
+  result.num_tokens = batch.num_tokens();
+  result.num_decode_tokens = batch.num_decode_tokens();
+  result.path = batch.prefill_path();
+  result.why_path = batch.why_path();
+  result.chunks = static_cast<std::int64_t>(batch.plan().chunks.size());
+  if (path_ == AttentionPath::masked) result.mask_scope = batch.mask_scope();
+
+  RunOptions options;
+  options.on_stage = [this](Stage stage, bool begin) { note_stage(stage, begin); };
+  const LayerTensors tensors = data_->tensors();
+  const Clock::time_point begin = Clock::now();
+  run_layer(capacity_, batch, tensors, workspace_.span(), nullptr, options);
+  result.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  return result;
+}
+
+void LayerSession::note_stage(Stage stage, bool begin) {
+  const Clock::time_point now = Clock::now();
+  if (begin) {
+    stage_begin_ = now;
+    return;
+  }
+  auto found = std::find_if(stage_seconds_.begin(), stage_seconds_.end(),
+                            [&](const auto& entry) { return entry.first == stage; });
+  if (found == stage_seconds_.end())
+    found = stage_seconds_.insert(stage_seconds_.end(), {stage, 0.0});
+  found->second += std::chrono::duration<double>(now - stage_begin_).count();
+}
+
+std::vector<support::CheckedToken> LayerSession::checked_tokens(bool all) const {
+  std::vector<support::CheckedToken> tokens =
+      support::sample_tokens(data_->problem(), capacity_.limits().decode_threshold,
+                             all ? support::kAllTokens : support::kSampledTokens);
+  for (support::CheckedToken& token : tokens)
+    token.all_visible = path_ == AttentionPath::dense && token.kind != support::RequestKind::decode;
+  return tokens;
+}
+
+std::vector<float> LayerSession::layer_scores(const support::CheckedToken& token) {
+  const LayerTensors tensors = data_->tensors();
+  std::vector<float> scores(token.position + 1);
+  ScoreMember member;
+  member.request = static_cast<std::int32_t>(token.request);
+  member.query_start = static_cast<std::int32_t>(token.token);
+  member.num_rows = 1;
+  member.first_position = static_cast<std::int32_t>(token.position);
+  member.row_keys = static_cast<std::int32_t>(scores.size());
+  IndexerCall call;
+  call.index_q = tensors.index_q;
+  call.index_weights = tensors.index_weights;
+  call.cache = tensors.index_cache;
+  call.block_tables = tensors.block_tables;
+  call.members = {&member, 1};
+  call.scores = scores.data();
+  const IndexerProblem& problem = capacity_.operations().select_from_indexer.problem.indexer;
+  // The selection's scratch is free between two runs of the layer.
+  indexer_scores_operation().run(problem, call, workspace_.span(), capacity_.dispatch(), nullptr);
+  return scores;
+}
+
+void LayerSession::check(bool all, CheckResult& result) {
+  const std::vector<support::CheckedToken> tokens = checked_tokens(all);
+  result.tokens += static_cast<std::int64_t>(tokens.size());
+  // In slices, so that the reference of a large batch need not fit memory at once.
+  constexpr std::size_t kSlice = 256;
+  for (std::size_t begin = 0; begin < tokens.size(); begin += kSlice) {
+    const std::span<const support::CheckedToken> slice =
+        std::span(tokens).subspan(begin, std::min(kSlice, tokens.size() - begin));
+    const auto references = support::reference_attention(*data_, slice);
+    support::add_errors(result.errors, *data_, slice, references);
+  }
+  if (selection_ == support::SelectionKind::indexer)
+    for (const support::CheckedToken& token : tokens)
+      if (!token.all_visible) result.selection.add(*data_, token, layer_scores(token));
+  const support::WrongCacheRows wrong = data_->count_wrong_cache_rows();
+  result.wrong_cache_rows += wrong.latent + wrong.index_keys;
+}
+
+}  // namespace sparse_mla::command

@@ -1,0 +1,95 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sparse_mla/layer.h"
+
+#include "tests/support/compare.h"
+#include "tests/support/problem.h"
+#include "tools/request_lengths.h"
+
+namespace sparse_mla::command {
+
+/// Memory that is reserved and not touched, aligned as workspaces have to be.
+class WorkspaceMemory {
+ public:
+  explicit WorkspaceMemory(std::size_t bytes);
+  std::span<std::byte> span() { return {memory_.get(), bytes_}; }
+
+ private:
+  struct Free {
+    void operator()(std::byte* memory) const;
+  };
+  std::size_t bytes_;
+  std::unique_ptr<std::byte, Free> memory_;
+};
+
+/// What one batch did.
+struct BatchResult {
+  std::vector<RequestLengths> requests;
+  std::int64_t num_tokens = 0, num_decode_tokens = 0;
+  AttentionPath path = AttentionPath::none;
+  std::string why_path;
+  std::int64_t chunks = 0;
+  std::optional<MaskScope> mask_scope;  ///< of the masked path
+  double seconds = 0;                   ///< of run_layer
+};
+
+/// What the checks of all batches found (docs: architecture, "Reproducibility").
+struct CheckResult {
+  support::ErrorMeasure errors;
+  support::SelectionMeasure selection;
+  std::int64_t tokens = 0;
+  std::int64_t wrong_cache_rows = 0;
+
+  bool selection_checked() const { return selection.num_rows() > 0; }
+  /// Empty = passed, else what is out of bounds.
+  std::string fault() const;
+};
+
+/// Replays batches through one Capacity: seeded data, run, check.
+class LayerSession {
+ public:
+  LayerSession(const Limits& limits, Dispatch dispatch, BatchOptions options,
+               support::SelectionKind selection, std::uint64_t seed);
+
+  /// Runs one batch; its data stay until the next call.
+  BatchResult run(const std::vector<RequestLengths>& requests);
+
+  /// The last batch's tokens that are compared with the reference: a sample, or all.
+  std::vector<support::CheckedToken> checked_tokens(bool all) const;
+  /// Compares the last batch with the fp64 reference.
+  void check(bool all, CheckResult& result);
+
+  const Capacity& capacity() const { return capacity_; }
+  const support::LayerData& data() const { return *data_; }
+  /// Seconds per stage over all batches, in the order in which the stages first ran.
+  const std::vector<std::pair<Stage, double>>& stage_seconds() const { return stage_seconds_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  std::vector<float> layer_scores(const support::CheckedToken& token);
+  void note_stage(Stage stage, bool begin);
+
+  Capacity capacity_;
+  BatchOptions options_;
+  support::SelectionKind selection_;
+  std::uint64_t seed_;
+  std::shared_ptr<const support::LayerWeights> weights_;
+  WorkspaceMemory workspace_;
+  std::optional<support::LayerData> data_;
+  AttentionPath path_ = AttentionPath::none;
+  std::int64_t next_request_id_ = 0;
+  Clock::time_point stage_begin_;
+  std::vector<std::pair<Stage, double>> stage_seconds_;
+};
+
+}  // namespace sparse_mla::command
