@@ -1,0 +1,48 @@
+/// Checks that the operations' argument checks share.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "sparse_mla/error.h"
+#include "sparse_mla/types.h"
+
+namespace sparse_mla::cpu {
+
+template <class T, class Extents>
+using StridedView = cuda::std::mdspan<T, Extents, cuda::std::layout_stride>;
+
+/// "[3, 16, 576]"
+template <class T, class Extents>
+std::string shape_text(const StridedView<T, Extents>& view) {
+  std::string text = "[";
+  for (std::size_t axis = 0; axis < Extents::rank(); ++axis)
+    text += (axis == 0 ? "" : ", ") + std::to_string(view.extent(axis));
+  return text + "]";
+}
+
+/// `view`'s extent along `axis` must be `expected`, which `meaning` explains.
+template <class T, class Extents>
+void require_extent(const char* name, const StridedView<T, Extents>& view, std::size_t axis,
+                    std::int64_t expected, const char* meaning) {
+  require(view.extent(axis) == expected, name, shape_text(view),
+          "extent " + std::to_string(expected) + " (" + meaning + ") along axis " +
+              std::to_string(axis));
+}
+
+/// Kernels walk the last axis by pointer.
+template <class T, class Extents>
+void require_contiguous_rows(const char* name, const StridedView<T, Extents>& view) {
+  constexpr std::size_t kLast = Extents::rank() - 1;
+  require(view.size() == 0 || view.extent(kLast) == 1 || view.stride(kLast) == 1, name,
+          view.stride(kLast), "stride 1 along the last axis");
+}
+
+/// The bf16 bit patterns at `row`.
+inline const std::uint16_t* bits(const bfloat16* row) {
+  return reinterpret_cast<const std::uint16_t*>(row);
+}
+inline std::uint16_t* bits(bfloat16* row) { return reinterpret_cast<std::uint16_t*>(row); }
+
+}  // namespace sparse_mla::cpu
