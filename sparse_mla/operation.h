@@ -108,7 +108,12 @@ class Operation {
     return report;
   }
 
-  /// choose + run; `workspace` must hold entry.workspace_bytes(problem).
+  /// Scratch of the entry that `choose` takes.
+  std::size_t workspace_bytes(const Problem& problem, const Dispatch& dispatch) const {
+    return choose(problem, dispatch).workspace_bytes(problem);
+  }
+
+  /// choose + run; `workspace` must hold workspace_bytes(problem, dispatch).
   void run(const Problem& problem, const Call& call, std::span<std::byte> workspace,
            const Dispatch& dispatch, Stream stream) const {
     run(choose(problem, dispatch), problem, call, workspace, stream);
