@@ -1,14 +1,15 @@
 /// Owned memory that is not cleared on allocation: big problems are filled in parallel instead.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <span>
 
 namespace sparse_mla::support {
+
+/// Sets every byte to 0xFF, in parallel.
+void poison_bytes(std::byte* bytes, std::size_t count);
 
 /// An array of trivially copyable elements.
 template <class T>
@@ -28,16 +29,7 @@ class Buffer {
   std::span<const T> span() const { return {data(), static_cast<std::size_t>(size_)}; }
 
   /// Every byte 0xFF: NaN as bf16, e4m3 and fp32 alike, −1 as an integer.
-  void poison() {
-    constexpr std::int64_t kPiece = 1 << 20;  // bytes; pages are touched by the threads that fill
-    const auto total = static_cast<std::int64_t>(size_bytes());
-#pragma omp parallel for schedule(static)
-    for (std::int64_t piece = 0; piece < (total + kPiece - 1) / kPiece; ++piece) {
-      const std::int64_t begin = piece * kPiece;
-      std::memset(bytes_.get() + begin, 0xFF,
-                  static_cast<std::size_t>(std::min(kPiece, total - begin)));
-    }
-  }
+  void poison() { poison_bytes(bytes_.get(), size_bytes()); }
 
  private:
   std::unique_ptr<std::byte[]> bytes_;

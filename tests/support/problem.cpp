@@ -397,6 +397,21 @@ LayerTensors LayerData::tensors() {
   return t;
 }
 
+void LayerData::write_new_rows() {
+  const ModelDims& d = problem_.dims;
+#pragma omp parallel for schedule(static)
+  for (std::int64_t token = 0; token < num_tokens(); ++token) {
+    const std::int64_t at = slot_mapping_[token];
+    if (at < 0) continue;
+    std::memcpy(latent_cache_.data() + latent_offset(at), latent_.data() + token * strides_.latent,
+                2 * static_cast<std::size_t>(d.latent_dim()));
+    std::memcpy(index_cache_.data() + index_key_offset(at),
+                index_k_.data() + token * strides_.index_k,
+                static_cast<std::size_t>(d.index_head_dim));
+    std::memcpy(index_cache_.data() + index_scale_offset(at), &index_k_scale_[token], 4);
+  }
+}
+
 TokenPlace LayerData::place(std::int64_t token) const {
   // The last request that starts at or before the token: empty requests share their successor's
   // start and end before it.

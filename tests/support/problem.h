@@ -32,10 +32,10 @@ enum class SelectionKind {
 std::string to_string(SelectionKind kind);
 
 struct LayerProblem {
-  ModelDims dims;
-  std::vector<std::int32_t> query_lens;        ///< [requests]
-  std::vector<std::int32_t> context_lens;      ///< [requests]
-  std::vector<std::int64_t> request_ids = {};  ///< [requests]; empty = 0, 1, 2, …
+  ModelDims dims = {};
+  std::vector<std::int32_t> query_lens = {};    ///< [requests]
+  std::vector<std::int32_t> context_lens = {};  ///< [requests]
+  std::vector<std::int64_t> request_ids = {};   ///< [requests]; empty = 0, 1, 2, …
   std::int32_t block_size = 64;
   std::uint64_t seed = 1;
   SelectionKind selection = SelectionKind::indexer;
@@ -78,6 +78,10 @@ class LayerData {
 
   /// The library's views of this memory. They stay valid while this object lives, moves included.
   LayerTensors tensors();
+
+  /// Does what the layer's first stage should: the new tokens' rows into the cache slots of
+  /// `slot_mapping`. For tests of the later stages alone.
+  void write_new_rows();
 
   const LayerProblem& problem() const { return problem_; }
   const LayerWeights& weights() const { return *weights_; }

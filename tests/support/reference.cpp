@@ -21,7 +21,7 @@ namespace sparse_mla::support {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr std::int64_t kTileRows = 32;    // decoded rows: 32 · 576 doubles stay in the L2 cache
+constexpr std::int64_t kTileRows = 16;    // decoded rows: 16 · 576 doubles stay close to the core
 constexpr std::int64_t kGroupHeads = 16;  // a decoded row serves so many heads
 
 SPARSE_MLA_REFERENCE_CLONES
