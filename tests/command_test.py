@@ -103,7 +103,7 @@ class General(Command):
             self.assertNotEqual(result.stdout, "")
 
     def test_bad_command_lines_get_one_line(self):
-        self.assert_refused(says="expected info, plan")
+        self.assert_refused(says="expected info, plan, ")
         self.assert_refused("paln", says="paln")
         self.assert_refused("--frobnicate", says="--frobnicate")
         self.assert_refused("plan", "--spec", "q1", "--frobnicate", says="--frobnicate")
@@ -224,6 +224,12 @@ class Plan(Command):
             self.assert_refused("plan", "--spec", "q5", "--svg", os.path.join(folder, "no/x.svg"),
                                 says="--svg")
             self.assert_refused("plan", "--spec", "q5", "--svg", "", says="--svg")
+
+    def test_the_picture_of_the_documentation_is_current(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "plan.svg")
+            run("plan", "--spec", "q513s60513_31q513s529", "--block", "16", "--svg", str(path))
+            self.assertEqual(path.read_text(), (ROOT / "docs/plan.svg").read_text())
 
     def test_bad_input_gets_one_line(self):
         self.assert_refused("plan", says="neither --spec nor --trace")
