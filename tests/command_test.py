@@ -255,6 +255,23 @@ class Plan(Command):
         self.assert_refused("plan", "--spec", "1048576q1s2097151k", says="chunks")
 
 
+class Run(Command):
+    def test_bad_input_gets_one_line(self):
+        self.assert_refused("run", says="neither --spec nor --trace")
+        self.assert_refused("run", "--spec", "q1x", says="character 3")
+        self.assert_refused("run", "--spec", "q1", "--max-batches", "1", says="--max-batches")
+        self.assert_refused("run", "--spec", "q1", "--heads", "0", says="--heads")
+        self.assert_refused("run", "--spec", "q1", "--model", "no-such", says="deepseek-v3.2, glm-5")
+        self.assert_refused("run", "--spec", "q1", "--model", str(ROOT / "LICENSE"), says="not JSON")
+        self.assert_refused("run", "--spec", "q1", "--path", "x", says="--path")
+        self.assert_refused("run", "--spec", "q1", "--check=x", says="--check")
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            file.write('{"index_topkk": 2048, "num_attention_heads": "128"}')
+            file.flush()
+            self.assert_refused("run", "--spec", "q1", "--model", file.name,
+                                says="did you mean index_topk?")
+
+
 class Topk(Command):
     def test_every_algorithm_is_exact_and_deterministic(self):
         for data in ("normal", "narrow", "ties", "relu"):
