@@ -103,7 +103,7 @@ class General(Command):
             self.assertNotEqual(result.stdout, "")
 
     def test_bad_command_lines_get_one_line(self):
-        self.assert_refused(says="expected info, plan")
+        self.assert_refused(says="expected info, plan, ")
         self.assert_refused("paln", says="paln")
         self.assert_refused("--frobnicate", says="--frobnicate")
         self.assert_refused("plan", "--spec", "q1", "--frobnicate", says="--frobnicate")
@@ -225,6 +225,12 @@ class Plan(Command):
                                 says="--svg")
             self.assert_refused("plan", "--spec", "q5", "--svg", "", says="--svg")
 
+    def test_the_picture_of_the_documentation_is_current(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "plan.svg")
+            run("plan", "--spec", "q513s60513_31q513s529", "--block", "16", "--svg", str(path))
+            self.assertEqual(path.read_text(), (ROOT / "docs/plan.svg").read_text())
+
     def test_bad_input_gets_one_line(self):
         self.assert_refused("plan", says="neither --spec nor --trace")
         self.assert_refused("plan", "--spec", "q1", "--trace", SAMPLE, says="both")
@@ -247,6 +253,23 @@ class Plan(Command):
         self.assert_refused("plan", "--spec", "q1s2147483647", "--workspace", "1", "--block", "1",
                             says="chunks")
         self.assert_refused("plan", "--spec", "1048576q1s2097151k", says="chunks")
+
+
+class Run(Command):
+    def test_bad_input_gets_one_line(self):
+        self.assert_refused("run", says="neither --spec nor --trace")
+        self.assert_refused("run", "--spec", "q1x", says="character 3")
+        self.assert_refused("run", "--spec", "q1", "--max-batches", "1", says="--max-batches")
+        self.assert_refused("run", "--spec", "q1", "--heads", "0", says="--heads")
+        self.assert_refused("run", "--spec", "q1", "--model", "no-such", says="deepseek-v3.2, glm-5")
+        self.assert_refused("run", "--spec", "q1", "--model", str(ROOT / "LICENSE"), says="not JSON")
+        self.assert_refused("run", "--spec", "q1", "--path", "x", says="--path")
+        self.assert_refused("run", "--spec", "q1", "--check=x", says="--check")
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            file.write('{"index_topkk": 2048, "num_attention_heads": "128"}')
+            file.flush()
+            self.assert_refused("run", "--spec", "q1", "--model", file.name,
+                                says="did you mean index_topk?")
 
 
 class Topk(Command):

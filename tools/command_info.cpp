@@ -68,7 +68,7 @@ void run_info(bool json) {
   std::cout << "sparse-mla " << SPARSE_MLA_VERSION << '\n'
             << "CPU   " << model << ", " << threads << " threads, "
             << (has_avx2_fma() ? "AVX2 and FMA" : "no AVX2 and FMA") << '\n'
-            << "GPUs  none (built without CUDA)\n\n"
+            << "GPUs  none (no operation of this build has a CUDA entry)\n\n"
             << "Operations, fastest entry first, for DeepSeek-V3.2's sizes (* = chosen):\n\n";
   Table table({{"operation", Table::Align::left},
                {"", Table::Align::left},

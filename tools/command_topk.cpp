@@ -6,7 +6,6 @@
 #include <limits>
 #include <memory>
 #include <numeric>
-#include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -21,6 +20,7 @@
 #include "tools/progress.h"
 #include "tools/quote.h"
 #include "tools/table.h"
+#include "tools/workspace_memory.h"
 
 namespace sparse_mla::command {
 namespace {
@@ -59,37 +59,37 @@ float draw(const TopkArguments& arguments, int64_t row, int64_t column) {
   return normal;
 }
 
-// The selection by its definition: the k largest, the lower index first among equals.
-std::vector<int32_t> reference_row(const float* scores, int64_t len, int64_t k) {
-  std::vector<int32_t> order(static_cast<size_t>(len));
-  std::iota(order.begin(), order.end(), 0);
-  const auto better = [&](int32_t a, int32_t b) {
-    return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
-  };
-  const auto count = static_cast<size_t>(std::min(len, k));
-  if (count < order.size()) {
-    std::nth_element(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(count), order.end(),
-                     better);
+// [rows, k] the selection by its definition, to compare with: the k largest, the lower index first
+// among equals, in index order, then −1.
+std::vector<int32_t> reference_selection(const std::vector<float>& scores,
+                                         const TopkArguments& arguments) {
+  std::vector<int32_t> indices(static_cast<size_t>(arguments.rows * arguments.k), -1);
+#pragma omp parallel for schedule(dynamic)
+  for (int64_t row = 0; row < arguments.rows; ++row) {
+    const float* row_scores = scores.data() + row * arguments.len;
+    const auto better = [&](int32_t a, int32_t b) {
+      return row_scores[a] != row_scores[b] ? row_scores[a] > row_scores[b] : a < b;
+    };
+    std::vector<int32_t> order(static_cast<size_t>(arguments.len));
+    std::iota(order.begin(), order.end(), 0);
+    const auto end = order.begin() + std::min(arguments.len, arguments.k);
+    std::nth_element(order.begin(), end, order.end(), better);
+    std::sort(order.begin(), end);
+    std::copy(order.begin(), end, indices.begin() + row * arguments.k);
   }
-  order.resize(count);
-  std::sort(order.begin(), order.end());
-  return order;
+  return indices;
 }
 
-// Whether every row holds the reference's set, then −1.
-bool is_exact(const std::vector<int32_t>& indices, const std::vector<float>& scores,
+// Whether every row of `indices` holds the reference's set, then −1.
+bool is_exact(std::vector<int32_t> indices, const std::vector<int32_t>& reference,
               const TopkArguments& arguments) {
-  const auto k = static_cast<size_t>(arguments.k);
+  const int64_t count = std::min(arguments.len, arguments.k);
+#pragma omp parallel for
   for (int64_t row = 0; row < arguments.rows; ++row) {
     const auto begin = indices.begin() + row * arguments.k;
-    std::vector<int32_t> picked(begin, begin + arguments.k);
-    std::vector<int32_t> expected =
-        reference_row(scores.data() + row * arguments.len, arguments.len, arguments.k);
-    std::sort(picked.begin(), picked.begin() + static_cast<std::ptrdiff_t>(expected.size()));
-    expected.resize(k, -1);
-    if (picked != expected) return false;
+    std::sort(begin, begin + count);
   }
-  return true;
+  return indices == reference;
 }
 
 std::vector<std::string> wanted_entries(const std::string& algorithms) {
@@ -112,7 +112,7 @@ std::vector<std::string> wanted_entries(const std::string& algorithms) {
 }
 
 Result run_entry(const Entry<SelectProblem, SelectCall>& entry, const SelectProblem& problem,
-                 SelectCall call, const std::vector<float>& scores,
+                 SelectCall call, const std::vector<int32_t>& reference,
                  const TopkArguments& arguments) {
   Result result;
   result.name = entry.name;
@@ -123,12 +123,13 @@ Result run_entry(const Entry<SelectProblem, SelectCall>& entry, const SelectProb
   }
   if (!result.why_not.empty()) return result;
 
-  std::vector<std::byte> workspace(entry.workspace_bytes(problem));
+  WorkspaceMemory workspace(entry.workspace_bytes(problem));
   std::vector<int32_t> indices(static_cast<size_t>(arguments.rows * arguments.k), -2);
   call.indices = contiguous(indices.data(), arguments.rows, arguments.k);
-  entry.run(problem, call, workspace, nullptr);  // warm-up, and the result to check
+  select_operation().run(entry, problem, call, workspace.span(),
+                         nullptr);  // warm-up, and the result to check
   const std::vector<int32_t> first = indices;
-  result.exact = is_exact(first, scores, arguments);
+  result.exact = is_exact(first, reference, arguments);
   result.deterministic = true;
 
   // At least 3 runs, then until half a second has passed, 50 at most.
@@ -137,7 +138,7 @@ Result run_entry(const Entry<SelectProblem, SelectCall>& entry, const SelectProb
   while (times.size() < 3 || (total < 0.5 && times.size() < 50)) {
     std::fill(indices.begin(), indices.end(), -2);
     const Clock::time_point start = Clock::now();
-    entry.run(problem, call, workspace, nullptr);
+    select_operation().run(entry, problem, call, workspace.span(), nullptr);
     times.push_back(std::chrono::duration<double>(Clock::now() - start).count());
     total += times.back();
     result.deterministic = result.deterministic && indices == first;
@@ -162,11 +163,13 @@ void run_topk(const TopkArguments& arguments) {
   const std::vector<std::string> wanted = wanted_entries(arguments.algorithms);
 
   std::vector<float> scores(static_cast<size_t>(arguments.rows * arguments.len));
+#pragma omp parallel for
   for (int64_t row = 0; row < arguments.rows; ++row) {
     for (int64_t column = 0; column < arguments.len; ++column) {
       scores[static_cast<size_t>(row * arguments.len + column)] = draw(arguments, row, column);
     }
   }
+  const std::vector<int32_t> reference = reference_selection(scores, arguments);
   SelectCall call;
   call.scores = {.data = scores.data(),
                  .type = ScoreType::f32,
@@ -181,7 +184,7 @@ void run_topk(const TopkArguments& arguments) {
     Progress progress("measured", "algorithms", static_cast<int64_t>(wanted.size()));
     for (const auto& entry : select_operation().entries()) {
       if (std::find(wanted.begin(), wanted.end(), entry.name) == wanted.end()) continue;
-      results.push_back(run_entry(entry, problem, call, scores, arguments));
+      results.push_back(run_entry(entry, problem, call, reference, arguments));
       progress.update(static_cast<int64_t>(results.size()));
     }
   }
