@@ -153,7 +153,7 @@ class SelectRun {
     call_.values = strided(values_.data() + kGuard, std::array<std::int64_t, 2>{out_extent, c.k},
                            {out_stride_, 1});
     expected_.resize(static_cast<std::size_t>(c.rows));
-#pragma omp parallel for schedule(dynamic)
+#pragma omp parallel for schedule(dynamic) if (c.rows * c.row_len > 100000)
     for (std::int64_t r = 0; r < c.rows; ++r) {
       const auto i = static_cast<std::size_t>(r);
       expected_[i] =
@@ -164,11 +164,16 @@ class SelectRun {
   SelectCall& call() { return call_; }
   const std::vector<std::int32_t>& indices() const { return indices_; }
 
-  /// Fills the outputs with garbage and runs.
-  void run(const SelectEntry& entry, SelectOrder order = SelectOrder::unspecified,
-           TieBreak tie = TieBreak::lowest_index) {
+  /// Fills the outputs with garbage.
+  void spoil() {
     std::fill(indices_.begin(), indices_.end(), kGarbage);
     std::fill(values_.begin(), values_.end(), kGarbageValue);
+  }
+
+  /// Spoils the outputs and runs.
+  void run(const SelectEntry& entry, SelectOrder order = SelectOrder::unspecified,
+           TieBreak tie = TieBreak::lowest_index) {
+    spoil();
     const SelectProblem problem = problem_of(call_, tie, order);
     const GuardedWorkspace workspace(entry.workspace_bytes(problem));
     select_operation().run(entry, problem, call_, workspace.span(), nullptr);
