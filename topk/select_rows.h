@@ -40,6 +40,12 @@ void validate(const SelectProblem& problem, const SelectCall& call);
 /// Threads that work on the problem, and hence sets of scratch: never more than rows.
 int num_threads(const SelectProblem& problem);
 
+/// Whether a call is worth a team of threads: below some 64 K scores (20 to 60 µs of selection)
+/// waking one costs as much as it saves, and far more where the cores are busy with other work.
+constexpr bool worth_a_team(std::int64_t num_rows, std::int64_t row_len) {
+  return num_rows > 1 && num_rows * row_len >= (std::int64_t{1} << 16);
+}
+
 /// Puts picks[0, count) into the order asked for (`ascending`: they are by index already), pads
 /// them to k, and copies their scores into `values` (may be null). `ranks` [k] is scratch, used by
 /// SelectOrder::by_value alone.
@@ -71,11 +77,12 @@ void select_rows(const SelectProblem& problem, const SelectCall& call,
   const std::int64_t num_rows = call.scores.num_rows;
   if (num_rows == 0) return;
   const int threads = num_threads(problem);
+  const bool team = worth_a_team(num_rows, call.scores.row_len);
   WorkspaceCarver carver(workspace);
   const auto scratch = Algorithm::carve(problem, threads, carver);
   std::uint64_t* const ranks = carve_ranks(problem, carver);
 
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (num_rows > 1)
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (team)
   for (std::int64_t r = 0; r < num_rows; ++r) {
     const int thread = omp_get_thread_num();
     const RowScores row = row_scores(call, r);

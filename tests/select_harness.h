@@ -1,0 +1,269 @@
+/// Runs one CPU selector on owned, guarded memory and compares it with the oracle, exactly.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <ostream>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "sparse_mla/select.h"
+#include "sparse_mla/workspace.h"
+
+#include "tests/support/select_oracle.h"
+
+namespace sparse_mla {
+
+inline void PrintTo(SelectOrder order, std::ostream* out) {
+  *out << (order == SelectOrder::by_index   ? "by_index"
+           : order == SelectOrder::by_value ? "by_value"
+                                            : "unspecified");
+}
+
+inline std::ostream& operator<<(std::ostream& out, const SelectProblem& problem) {
+  out << (problem.score_type == ScoreType::f32 ? "fp32" : "bf16") << " rows=" << problem.max_rows
+      << " len=" << problem.max_row_len << " k=" << problem.k << " order=";
+  PrintTo(problem.order, &out);
+  return out;
+}
+
+namespace support {
+
+using SelectEntry = Entry<SelectProblem, SelectCall>;
+
+inline constexpr float kInf = std::numeric_limits<float>::infinity();
+inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+inline constexpr std::int32_t kGarbage = 0x7FFFFFFF;  ///< what outputs hold before a call
+
+/// The CPU backend's selectors, those that this machine cannot run included.
+inline std::vector<std::string> cpu_selectors() {
+  std::vector<std::string> names;
+  for (const SelectEntry& entry : select_operation().entries())
+    if (entry.backend == Backend::cpu) names.emplace_back(entry.name);
+  return names;
+}
+
+inline const SelectEntry& selector(const std::string& name) {
+  for (const SelectEntry& entry : select_operation().entries())
+    if (name == entry.name) return entry;
+  throw std::invalid_argument("no selector " + name);
+}
+
+/// Skips the current test when the selector cannot run on this machine.
+#define SPARSE_MLA_SKIP_UNUSABLE(entry) \
+  if (const std::string reason = (entry).why_not({}); !reason.empty()) GTEST_SKIP() << reason
+
+/// Exactly as many bytes as an entry asks for, aligned, filled with `fill`, with a guard behind.
+class GuardedWorkspace {
+ public:
+  explicit GuardedWorkspace(std::size_t bytes, int fill = 0xCD)
+      : bytes_(bytes), memory_(new std::byte[bytes + kWorkspaceAlignment + kGuard]) {
+    void* base = memory_.get();
+    std::size_t space = bytes + kWorkspaceAlignment;
+    base_ = static_cast<std::byte*>(std::align(kWorkspaceAlignment, bytes, base, space));
+    std::memset(base_, fill, bytes);
+    std::memset(base_ + bytes, 0xA5, kGuard);
+  }
+  std::span<std::byte> span() const { return {base_, bytes_}; }
+  bool intact() const {
+    return std::all_of(base_ + bytes_, base_ + bytes_ + kGuard,
+                       [](std::byte b) { return b == std::byte{0xA5}; });
+  }
+
+ private:
+  static constexpr std::size_t kGuard = 256;
+  std::size_t bytes_;
+  std::unique_ptr<std::byte[]> memory_;
+  std::byte* base_ = nullptr;
+};
+
+/// A batch of rows. `fill` writes the row_len scores of a row; what lies between rows is `gap`.
+struct SelectCase {
+  std::string name;
+  std::int64_t rows = 1;
+  std::int64_t row_len = 0;
+  int k = 1;
+  std::function<void(std::span<float> row, std::int64_t r)> fill;
+  ScoreType type = ScoreType::f32;
+  std::vector<std::int32_t> starts = {}, ends = {};  ///< [rows] or empty
+  std::vector<std::int32_t> out_rows = {};           ///< [rows] or empty
+  std::int64_t stride = 0;                           ///< elements; 0 = row_len
+  bool ragged = false;  ///< row_offsets: rows in reverse order, one odd element between them
+  float gap = 1e30f;
+  std::int64_t shift_bytes = 0;  ///< of the base pointer from alignment
+  std::int64_t out_stride = 0;   ///< elements of `indices`; 0 = k + 3
+
+  friend std::ostream& operator<<(std::ostream& out, const SelectCase& c) {
+    return out << c.name << " rows=" << c.rows << " row_len=" << c.row_len << " k=" << c.k
+               << (c.type == ScoreType::f32 ? " fp32" : " bf16") << " stride=" << c.stride
+               << (c.starts.empty() ? "" : " starts") << (c.ends.empty() ? "" : " ends")
+               << (c.out_rows.empty() ? "" : " out_rows") << (c.ragged ? " ragged" : "")
+               << " shift_bytes=" << c.shift_bytes;
+  }
+};
+
+/// A case's memory, its call, and what the oracle says.
+class SelectRun {
+ public:
+  explicit SelectRun(const SelectCase& c) : case_(c) {
+    const std::int64_t stride = c.stride ? c.stride : c.row_len;
+    const std::int64_t element = c.type == ScoreType::f32 ? 4 : 2;
+    const std::int64_t pitch = c.ragged ? c.row_len + 1 : stride;
+    const std::int64_t elements = std::max<std::int64_t>(c.rows * pitch, c.row_len) + 1;
+    scores_.resize(static_cast<std::size_t>(elements * element + c.shift_bytes));
+    for (std::int64_t i = 0; i < elements; ++i) store(i, c.gap);
+    for (std::int64_t r = 0; c.ragged && r < c.rows; ++r)
+      offsets_.push_back((c.rows - 1 - r) * pitch);
+    rows_.resize(static_cast<std::size_t>(c.rows * c.row_len));
+    for (std::int64_t r = 0; r < c.rows; ++r) {
+      const std::span<float> row = score_row(r);
+      c.fill(row, r);
+      const std::int64_t first = c.ragged ? offsets_[static_cast<std::size_t>(r)] : r * stride;
+      for (std::int64_t i = 0; i < c.row_len; ++i) {
+        float& score = row[static_cast<std::size_t>(i)];
+        if (c.type == ScoreType::bf16)
+          score = std::bit_cast<float>(std::bit_cast<std::uint32_t>(score) & 0xFFFF0000u);
+        store(first + i, score);
+      }
+    }
+
+    const std::int64_t out_extent =
+        c.out_rows.empty() ? c.rows : *std::max_element(c.out_rows.begin(), c.out_rows.end()) + 1;
+    out_stride_ = c.out_stride ? c.out_stride : c.k + 3;
+    indices_.resize(static_cast<std::size_t>(out_extent * out_stride_ + 2 * kGuard));
+    values_.resize(indices_.size());
+
+    call_.scores = {scores_.data() + c.shift_bytes,      c.type, c.rows, c.row_len, stride,
+                    c.ragged ? offsets_.data() : nullptr};
+    call_.starts = c.starts.empty() ? nullptr : c.starts.data();
+    call_.ends = c.ends.empty() ? nullptr : c.ends.data();
+    call_.out_rows = c.out_rows.empty() ? nullptr : c.out_rows.data();
+    call_.indices = strided(indices_.data() + kGuard, std::array<std::int64_t, 2>{out_extent, c.k},
+                            {out_stride_, 1});
+    call_.values = strided(values_.data() + kGuard, std::array<std::int64_t, 2>{out_extent, c.k},
+                           {out_stride_, 1});
+    expected_.resize(static_cast<std::size_t>(c.rows));
+#pragma omp parallel for schedule(dynamic) if (c.rows * c.row_len > 100000)
+    for (std::int64_t r = 0; r < c.rows; ++r) {
+      const auto i = static_cast<std::size_t>(r);
+      expected_[i] =
+          select_oracle(score_row(r), start(r), c.ends.empty() ? c.row_len : c.ends[i], c.k);
+    }
+  }
+
+  SelectCall& call() { return call_; }
+  const std::vector<std::int32_t>& indices() const { return indices_; }
+
+  /// Fills the outputs with garbage.
+  void spoil() {
+    std::fill(indices_.begin(), indices_.end(), kGarbage);
+    std::fill(values_.begin(), values_.end(), kGarbageValue);
+  }
+
+  /// Spoils the outputs and runs.
+  void run(const SelectEntry& entry, SelectOrder order = SelectOrder::unspecified,
+           TieBreak tie = TieBreak::lowest_index) {
+    spoil();
+    const SelectProblem problem = problem_of(call_, tie, order);
+    const GuardedWorkspace workspace(entry.workspace_bytes(problem));
+    select_operation().run(entry, problem, call_, workspace.span(), nullptr);
+    EXPECT_TRUE(workspace.intact()) << "wrote past the workspace";
+  }
+
+  /// What `run` left must be the oracle's, bit for bit, and nothing else may have been touched.
+  void check(SelectOrder order = SelectOrder::unspecified) const {
+    std::vector<char> written(indices_.size(), 0);
+    int faults = 0;
+    for (std::int64_t r = 0; r < case_.rows && faults < 3; ++r) {
+      const std::int64_t out_row =
+          case_.out_rows.empty() ? r : case_.out_rows[static_cast<std::size_t>(r)];
+      const auto first = static_cast<std::size_t>(kGuard + out_row * out_stride_);
+      std::vector<std::int32_t> picks(
+          indices_.begin() + static_cast<std::ptrdiff_t>(first),
+          indices_.begin() + static_cast<std::ptrdiff_t>(first) + case_.k);
+      std::fill_n(written.begin() + static_cast<std::ptrdiff_t>(first), case_.k, 1);
+      std::vector<std::int32_t> wanted = expected_[static_cast<std::size_t>(r)];
+      if (!values_match(r, picks, wanted.size(), first)) {
+        ++faults;
+        ADD_FAILURE() << "row " << r << ": values are not the scores of the picks";
+      }
+      const auto count = static_cast<std::ptrdiff_t>(wanted.size());
+      if (order != SelectOrder::by_value) std::sort(wanted.begin(), wanted.end());
+      if (order == SelectOrder::unspecified) std::sort(picks.begin(), picks.begin() + count);
+      wanted.resize(static_cast<std::size_t>(case_.k), -1);
+      if (picks == wanted) continue;
+      ++faults;
+      const auto [got, expected] = std::mismatch(picks.begin(), picks.end(), wanted.begin());
+      ADD_FAILURE() << "row " << r << ", slot " << got - picks.begin() << ": got " << *got
+                    << ", expected " << *expected;
+    }
+    for (std::size_t i = 0; i < written.size(); ++i) {
+      if (written[i]) continue;
+      ASSERT_EQ(indices_[i], kGarbage) << "wrote outside of its rows of `indices`";
+      ASSERT_EQ(std::bit_cast<std::uint32_t>(values_[i]),
+                std::bit_cast<std::uint32_t>(kGarbageValue))
+          << "wrote outside of its rows of `values`";
+    }
+  }
+
+ private:
+  static constexpr std::int64_t kGuard = 64;
+  static constexpr float kGarbageValue = -777.0f;
+
+  std::int64_t start(std::int64_t r) const {
+    return case_.starts.empty() ? 0 : case_.starts[static_cast<std::size_t>(r)];
+  }
+  std::span<float> score_row(std::int64_t r) {
+    return std::span(rows_).subspan(static_cast<std::size_t>(r * case_.row_len),
+                                    static_cast<std::size_t>(case_.row_len));
+  }
+
+  void store(std::int64_t i, float score) {
+    const auto bits = std::bit_cast<std::uint32_t>(score);
+    if (case_.type == ScoreType::f32) {
+      std::memcpy(scores_.data() + case_.shift_bytes + i * 4, &bits, 4);
+    } else {
+      const auto half = static_cast<std::uint16_t>(bits >> 16);
+      std::memcpy(scores_.data() + case_.shift_bytes + i * 2, &half, 2);
+    }
+  }
+
+  bool values_match(std::int64_t r, const std::vector<std::int32_t>& picks, std::size_t count,
+                    std::size_t first) const {
+    const std::int64_t begin = std::clamp<std::int64_t>(start(r), 0, case_.row_len);
+    for (std::size_t j = 0; j < picks.size(); ++j) {
+      float wanted = -kInf;
+      if (j < count) {
+        const std::int64_t i = begin + picks[j];
+        if (picks[j] < 0 || i >= case_.row_len) return false;
+        wanted = rows_[static_cast<std::size_t>(r * case_.row_len + i)];
+      }
+      if (std::bit_cast<std::uint32_t>(values_[first + j]) != std::bit_cast<std::uint32_t>(wanted))
+        return false;
+    }
+    return true;
+  }
+
+  SelectCase case_;
+  std::vector<std::byte> scores_;
+  std::vector<std::int64_t> offsets_;
+  std::vector<float> rows_;  // [rows, row_len] what the selector sees, as floats
+  std::vector<std::int32_t> indices_;
+  std::vector<float> values_;
+  std::int64_t out_stride_ = 0;
+  SelectCall call_;
+  std::vector<std::vector<std::int32_t>> expected_;  // [rows] best first
+};
+
+}  // namespace support
+}  // namespace sparse_mla
