@@ -3,6 +3,7 @@
 
 #include "sparse_mla/planner.h"
 #include "sparse_mla/select.h"
+#include "sparse_mla/workspace.h"
 
 int main() {
   using namespace sparse_mla;
@@ -20,8 +21,7 @@ int main() {
   call.scores = {.data = scores.data(), .num_rows = 1, .row_len = 8, .row_stride = 8};
   call.indices = contiguous(picks.data(), 1, 3);
   const SelectProblem problem = problem_of(call, TieBreak::lowest_index, SelectOrder::by_value);
-  std::vector<std::byte> memory(select_operation().workspace_bytes(problem, {}) + 256);
-  std::byte* aligned = memory.data() + (256 - reinterpret_cast<std::uintptr_t>(memory.data()) % 256);
-  select_operation().run(problem, call, {aligned, memory.size() - 256}, {}, nullptr);
+  const HostWorkspace workspace(select_operation().workspace_bytes(problem, {}));
+  select_operation().run(problem, call, workspace.span(), {}, nullptr);
   std::printf("picks %d %d %d\n", picks[0], picks[1], picks[2]);
 }

@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <new>
 #include <span>
 #include <string>
 #include <string_view>
@@ -52,6 +54,24 @@ class WorkspaceCarver {
   bool counting_ = true;
   std::size_t used_ = 0;
   std::vector<WorkspaceBuffer> buffers_;
+};
+
+/// Host memory for a workspace of the CPU backend, aligned as it has to be. Not cleared.
+class HostWorkspace {
+ public:
+  explicit HostWorkspace(std::size_t bytes)
+      : data_(static_cast<std::byte*>(::operator new(bytes, kAlignment))), bytes_(bytes) {}
+
+  std::span<std::byte> span() const { return {data_.get(), bytes_}; }
+
+ private:
+  static constexpr std::align_val_t kAlignment{kWorkspaceAlignment};
+  struct Delete {
+    void operator()(std::byte* data) const { ::operator delete(data, kAlignment); }
+  };
+
+  std::unique_ptr<std::byte, Delete> data_;
+  std::size_t bytes_;
 };
 
 }  // namespace sparse_mla

@@ -235,10 +235,8 @@ TEST(CapacityTest, WorkspaceIsCarvedAsItWasCounted) {
   l.workspace_rows = 256;
   l.score_budget_bytes = 1 << 20;
   const Capacity capacity(l);
-  std::vector<std::byte> memory(capacity.workspace_bytes() + kWorkspaceAlignment);
-  auto* base = reinterpret_cast<std::byte*>(
-      (reinterpret_cast<std::uintptr_t>(memory.data()) / kWorkspaceAlignment + 1) *
-      kWorkspaceAlignment);
+  const HostWorkspace memory(capacity.workspace_bytes());
+  std::byte* base = memory.span().data();
   const LayerWorkspace carved = capacity.carve({base, capacity.workspace_bytes()});
   EXPECT_NE(carved.kv, nullptr);
   EXPECT_NE(carved.slots, nullptr);

@@ -184,10 +184,8 @@ TEST(Workspace, CountsWhatItCarves) {
   };
   WorkspaceCarver counter;
   for (void* pointer : take(counter)) EXPECT_EQ(pointer, nullptr);
-  std::vector<std::byte> memory(counter.bytes() + kWorkspaceAlignment);
-  auto* base = reinterpret_cast<std::byte*>(
-      (reinterpret_cast<std::uintptr_t>(memory.data()) / kWorkspaceAlignment + 1) *
-      kWorkspaceAlignment);
+  const HostWorkspace memory(counter.bytes());
+  std::byte* base = memory.span().data();
   WorkspaceCarver carver({base, counter.bytes()});
   const auto pointers = take(carver);
   EXPECT_EQ(carver.bytes(), counter.bytes());

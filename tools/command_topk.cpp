@@ -20,7 +20,6 @@
 #include "tools/progress.h"
 #include "tools/quote.h"
 #include "tools/table.h"
-#include "tools/workspace_memory.h"
 
 namespace sparse_mla::command {
 namespace {
@@ -123,7 +122,7 @@ Result run_entry(const Entry<SelectProblem, SelectCall>& entry, const SelectProb
   }
   if (!result.why_not.empty()) return result;
 
-  WorkspaceMemory workspace(entry.workspace_bytes(problem));
+  HostWorkspace workspace(entry.workspace_bytes(problem));
   std::vector<int32_t> indices(static_cast<size_t>(arguments.rows * arguments.k), -2);
   call.indices = contiguous(indices.data(), arguments.rows, arguments.k);
   select_operation().run(entry, problem, call, workspace.span(),

@@ -1,8 +1,6 @@
 #include "tools/layer_session.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <new>
 #include <sstream>
 #include <utility>
 
@@ -10,15 +8,6 @@
 #include "tests/support/reference.h"
 
 namespace sparse_mla::command {
-
-WorkspaceMemory::WorkspaceMemory(std::size_t bytes)
-    : bytes_((bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment),
-      memory_(static_cast<std::byte*>(
-          std::aligned_alloc(kWorkspaceAlignment, std::max(bytes_, kWorkspaceAlignment)))) {
-  if (!memory_) throw std::bad_alloc();
-}
-
-void WorkspaceMemory::Free::operator()(std::byte* memory) const { std::free(memory); }
 
 std::string CheckResult::fault() const {
   std::ostringstream text;

@@ -17,20 +17,6 @@
 
 namespace sparse_mla::command {
 
-/// Memory that is reserved and not touched, aligned as workspaces have to be.
-class WorkspaceMemory {
- public:
-  explicit WorkspaceMemory(std::size_t bytes);
-  std::span<std::byte> span() { return {memory_.get(), bytes_}; }
-
- private:
-  struct Free {
-    void operator()(std::byte* memory) const;
-  };
-  std::size_t bytes_;
-  std::unique_ptr<std::byte, Free> memory_;
-};
-
 /// What one batch did.
 struct BatchResult {
   std::vector<RequestLengths> requests;
@@ -84,7 +70,7 @@ class LayerSession {
   support::SelectionKind selection_;
   std::uint64_t seed_;
   std::shared_ptr<const support::LayerWeights> weights_;
-  WorkspaceMemory workspace_;
+  HostWorkspace workspace_;
   std::optional<support::LayerData> data_;
   AttentionPath path_ = AttentionPath::none;
   std::int64_t next_request_id_ = 0;
