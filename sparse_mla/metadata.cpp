@@ -152,11 +152,7 @@ void BatchMetadata::choose_path(const Capacity& capacity, std::span<const ChunkM
                       std::to_string(longest_seq),
                   "every prefill seq_len at most topk (" + topk +
                       "): dense attention would ignore the selection");
-  if (options_.path == AttentionPath::sparse) {
-    path_ = AttentionPath::sparse;
-    why_path_ = "forced";
-    return;
-  }
+  if (options_.path == AttentionPath::sparse) return take_sparse("forced");
 
   // The chunked paths need the context plan, and the masked one its masks.
   const std::vector<std::int32_t> query_lens = lens_of(suffix, &ChunkMember::query_len);
@@ -165,11 +161,16 @@ void BatchMetadata::choose_path(const Capacity& capacity, std::span<const ChunkM
   plan_ = options_.schedule == Schedule::packed
               ? plan_context_chunks(query_lens, context_lens, planner)
               : plan_equal_split(query_lens, context_lens, planner);
-  for (const ContextChunk& chunk : plan_.chunks)
-    require(chunk.num_rows <= capacity.workspace_rows(), "schedule",
-            to_string(options_.schedule) + " with " + std::to_string(chunk.num_rows) +
-                " rows in a pass",
-            "at most the workspace's " + std::to_string(capacity.workspace_rows()) + " rows");
+  // Only the equal split can: each request gets at least one aligned slice.
+  for (const ContextChunk& chunk : plan_.chunks) {
+    if (chunk.num_rows <= capacity.workspace_rows()) continue;
+    const std::string got = to_string(options_.schedule) + " with " +
+                            std::to_string(chunk.num_rows) + " rows in a pass";
+    const std::string most =
+        "at most the workspace's " + std::to_string(capacity.workspace_rows()) + " rows";
+    if (!automatic) throw_invalid("schedule", got, most);
+    return take_sparse(got + ", the chunked paths need " + most);
+  }
   if (options_.path == AttentionPath::dense || (automatic && all_short)) {
     path_ = AttentionPath::dense;
     why_path_ = automatic
@@ -192,36 +193,36 @@ void BatchMetadata::choose_path(const Capacity& capacity, std::span<const ChunkM
 
   mask_scope_ = masks.global_fits ? MaskScope::global : MaskScope::per_chunk;
 
-  std::ostringstream reason;
   if (!masks.fits()) {
-    reason << "the largest mask of a chunk or of the suffix needs " << masks.per_chunk_bytes
-           << " bytes, the mask budget is " << masks.budget_bytes;
-    if (!automatic)
-      throw_invalid("path", "masked, but " + reason.str(), "masks that fit the budget");
-    path_ = AttentionPath::sparse;
-    log(LogLevel::info, "prefill takes the sparse path: " + reason.str());
-  } else {
+    const std::string reason = "the largest mask of a chunk or of the suffix needs " +
+                               std::to_string(masks.per_chunk_bytes) +
+                               " bytes, the mask budget is " + std::to_string(masks.budget_bytes);
+    if (!automatic) throw_invalid("path", "masked, but " + reason, "masks that fit the budget");
+    log(LogLevel::info, "prefill takes the sparse path: " + reason);
+    return take_sparse(reason);
+  }
+  why_path_ = "forced";
+  if (automatic) {
     const PathCosts costs = estimate_path_costs(capacity.backend(), limits.dims, suffix);
-    const bool masked_wins = costs.masked_cost <= costs.sparse_cost;
-    path_ = !automatic || masked_wins ? AttentionPath::masked : AttentionPath::sparse;
-    if (automatic) {
-      reason.precision(2);
-      reason << std::fixed << "estimated " << costs.masked_cost / costs.sparse_cost
-             << "× the cost of sparse MQA, masks fit (" << to_string(mask_scope()) << ")";
-    } else {
-      reason << "forced";
-    }
+    std::ostringstream reason;
+    reason.precision(2);
+    reason << std::fixed << "masked MHA is estimated at " << costs.masked_cost / costs.sparse_cost
+           << "× the cost of sparse MQA; masks fit (" << to_string(mask_scope_) << ")";
+    if (costs.masked_cost > costs.sparse_cost) return take_sparse(reason.str());
+    why_path_ = reason.str();
   }
-  why_path_ = reason.str();
-  if (path_ == AttentionPath::sparse) {
-    plan_ = {};
-    return;
-  }
+  path_ = AttentionPath::masked;
   suffix_masks_ = plan_masks(suffix, mask_scope_, capacity.mask_tile());
   if (mask_scope_ == MaskScope::per_chunk)
     for (std::size_t c = 0; c < plan_.chunks.size(); ++c)
       chunk_masks_.push_back(plan_masks(members_of_chunk(plan_, c, members), MaskScope::per_chunk,
                                         capacity.mask_tile()));
+}
+
+void BatchMetadata::take_sparse(std::string why) {
+  path_ = AttentionPath::sparse;
+  why_path_ = std::move(why);
+  plan_ = {};
 }
 
 void BatchMetadata::build_arena(std::span<const ChunkMember> suffix) {

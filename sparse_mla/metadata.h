@@ -97,6 +97,7 @@ class BatchMetadata {
 
  private:
   void choose_path(const Capacity& capacity, std::span<const ChunkMember> suffix);
+  void take_sparse(std::string why);
   void build_arena(std::span<const ChunkMember> suffix);
 
   std::int32_t num_requests_ = 0;

@@ -115,7 +115,7 @@ TEST(Path, IsChosenAndExplained) {
   EXPECT_THAT(fits.why_path(), HasSubstr("every prefill seq_len ≤ topk"));
   const BatchMetadata longer(capacity, Lens{49}, Lens{2000});
   EXPECT_NE(longer.prefill_path(), AttentionPath::dense);
-  EXPECT_THAT(longer.why_path(), HasSubstr("the cost of sparse MQA"));
+  EXPECT_THAT(longer.why_path(), HasSubstr("× the cost of sparse MQA"));
 }
 
 TEST(Path, AutoFollowsTheCostTable) {
@@ -189,7 +189,9 @@ TEST(Batch, EqualSplitBeyondTheWorkspaceIsRefused) {
   BatchOptions options;
   options.schedule = Schedule::equal_split;
   const Lens query(5, 8), context(5, 4000);  // 5 slices of at least 64 rows
-  EXPECT_THAT(error_of([&] { BatchMetadata(Capacity(l), query, context, options); }), IsEmpty());
+  const BatchMetadata automatic(Capacity(l), query, context, options);
+  EXPECT_EQ(automatic.prefill_path(), AttentionPath::sparse);
+  EXPECT_THAT(automatic.why_path(), HasSubstr("equal-split with 320 rows in a pass"));
   options.path = AttentionPath::masked;
   EXPECT_THAT(error_of([&] { BatchMetadata(Capacity(l), query, context, options); }),
               HasSubstr("equal-split with 320 rows in a pass"));

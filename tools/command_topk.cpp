@@ -15,6 +15,7 @@
 
 #include "sparse_mla/random.h"
 #include "sparse_mla/select.h"
+#include "sparse_mla/workspace.h"
 
 #include "tools/commands.h"
 #include "tools/progress.h"
