@@ -414,6 +414,79 @@ std::vector<SelectCase> distributions() {
   return cases;
 }
 
+/// Rows whose k-th score lies one step above or below a threshold that the selector has set: the
+/// sample sees lows, so the buffer of survivors fills, is cut, and the threshold rises by one step.
+std::vector<SelectCase> threshold_steps() {
+  struct Step {
+    const char* name;
+    std::uint32_t low, high;  ///< neighbouring fp32 scores, as bits
+    std::uint32_t bf16_low, bf16_high;
+  };
+  constexpr Step kSteps[] = {
+      {"above_one", 0x3F800000u, 0x3F800001u, 0x3F800000u, 0x3F810000u},
+      {"below_minus_one", 0xBF800001u, 0xBF800000u, 0xBF810000u, 0xBF800000u},
+      {"up_to_minus_zero", 0x80000001u, 0x80000000u, 0x80010000u, 0x80000000u},
+      {"up_to_zero", 0x80000001u, 0x00000000u, 0x80010000u, 0x00000000u},
+      {"up_from_minus_zero", 0x80000000u, 0x00000001u, 0x80000000u, 0x00010000u},
+      {"up_from_zero", 0x00000000u, 0x00000001u, 0x00000000u, 0x00010000u},
+      {"minus_zero_is_no_step", 0x80000000u, 0x00000000u, 0x80000000u, 0x00000000u},
+      {"zero_is_no_step", 0x00000000u, 0x80000000u, 0x00000000u, 0x80000000u},
+      {"up_to_infinity", 0x7F7FFFFFu, 0x7F800000u, 0x7F7F0000u, 0x7F800000u},
+      {"up_from_infinity", 0xFF800000u, 0xFF7FFFFFu, 0xFF800000u, 0xFF7F0000u},
+      {"up_from_nan", 0x7FC00000u, 0xFF800000u, 0x7FC00000u, 0xFF800000u},
+      {"up_from_negative_nan", 0xFFC00000u, 0xFF800000u, 0xFFC00000u, 0xFF800000u}};
+  constexpr int k = 2048;
+  std::vector<SelectCase> cases;
+  for (const Step& step : kSteps)
+    for (const ScoreType type : {ScoreType::f32, ScoreType::bf16}) {
+      const bool half = type == ScoreType::bf16;
+      const float low = bits(half ? step.bf16_low : step.low);
+      const float high = bits(half ? step.bf16_high : step.high);
+      // Low for longer than the buffer, then one in 50 is high: fewer than k are.
+      const auto rest = [low, high](std::uint32_t i) {
+        return i > 40000 && i % 50 == 0 ? high : low;
+      };
+      for (const float seen : {-kInf, kNan, low, high})
+        cases.push_back({.name = std::string("step_") + step.name,
+                         .row_len = 90007,
+                         .k = k,
+                         .fill = sampler_trap(
+                             k, [seen](std::uint32_t) { return seen; }, rest),
+                         .type = type});
+    }
+  return cases;
+}
+
+/// The sample's threshold keeps k − 5 scores; NaNs must not be counted among the survivors and make
+/// up for the missing ones, neither in the vector blocks nor behind the last of them.
+std::vector<SelectCase> too_few_survivors() {
+  constexpr int k = 2048;
+  std::vector<SelectCase> cases;
+  for (const ScoreType type : {ScoreType::f32, ScoreType::bf16})
+    for (const std::uint32_t nan : {0x7FC00000u, 0xFFC00000u})
+      for (const bool in_tail : {false, true}) {
+        const auto fill = [nan, in_tail](std::span<float> row, std::int64_t r) {
+          sampler_trap(
+              k, [](std::uint32_t i) { return i < 200 ? 100.0f : 0.0f; },
+              [](std::uint32_t i) { return random_normal(3, 9, i); })(row, r);
+          std::ptrdiff_t winning = 200;
+          for (std::size_t i = 0; winning < k - 5; i += 3) {
+            winning += row[i] < 100.0f;
+            row[i] = 100.0f;
+          }
+          const auto nans = in_tail ? row.last(7) : row.subspan(row.size() - 400, 60);
+          for (float& score : nans)
+            if (score < 100.0f) score = bits(nan);
+        };
+        cases.push_back({.name = in_tail ? "nan_in_tail" : "nan_in_blocks",
+                         .row_len = 32 * 4096 + 7,
+                         .k = k,
+                         .fill = fill,
+                         .type = type});
+      }
+  return cases;
+}
+
 struct Combination {
   std::string entry;
   SelectCase problem;
@@ -478,6 +551,10 @@ INSTANTIATE_TEST_SUITE_P(Shapes, SelectCases, testing::ValuesIn(combine(shapes()
                          combination_name);
 INSTANTIATE_TEST_SUITE_P(Layouts, SelectCases, testing::ValuesIn(combine(layouts())),
                          combination_name);
+INSTANTIATE_TEST_SUITE_P(ThresholdSteps, SelectCases, testing::ValuesIn(combine(threshold_steps())),
+                         combination_name);
+INSTANTIATE_TEST_SUITE_P(TooFewSurvivors, SelectCases,
+                         testing::ValuesIn(combine(too_few_survivors())), combination_name);
 INSTANTIATE_TEST_SUITE_P(Distributions, SelectCases, testing::ValuesIn(combine(distributions())),
                          combination_name);
 
