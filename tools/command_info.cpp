@@ -1,8 +1,6 @@
-#include <fstream>
 #include <iostream>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -10,6 +8,7 @@
 
 #include "sparse_mla/capacity.h"
 #include "sparse_mla/limits.h"
+#include "sparse_mla/machine.h"
 #include "sparse_mla/operation.h"
 
 #include "tools/commands.h"
@@ -20,35 +19,24 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::string cpu_model() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with("model name")) {
-      const size_t colon = line.find(": ");
-      if (colon != std::string::npos) return line.substr(colon + 2);
-    }
-  }
-  return "unknown";
-}
-
-bool has_avx2_fma() {
-#if defined(__x86_64__)
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-#else
-  return false;
-#endif
-}
-
 void run_info(bool json) {
-  const std::string model = cpu_model();
-  const unsigned threads = std::thread::hardware_concurrency();
+  const CpuInfo cpu = cpu_info();
+  const GpuReport gpus = gpu_report();
   const std::vector<OperationReport> operations =
       explain_operations(Limits{}, Dispatch::from_environment());
 
   if (json) {
-    Json out = {{"version", SPARSE_MLA_VERSION},
-                {"cpu", {{"model", model}, {"threads", threads}, {"avx2_fma", has_avx2_fma()}}},
-                {"gpus", Json::array()}};
+    Json gpu_list = Json::array();
+    for (const GpuInfo& gpu : gpus.gpus)
+      gpu_list.push_back({{"name", gpu.name},
+                          {"compute_capability", gpu.compute_capability},
+                          {"sms", gpu.num_sms},
+                          {"memory_bytes", gpu.memory_bytes}});
+    Json out = {
+        {"version", version()},
+        {"cpu", {{"model", cpu.name}, {"threads", cpu.num_threads}, {"avx2_fma", cpu.avx2_fma}}},
+        {"gpus", gpu_list},
+        {"why_no_gpu", gpus.why_none}};
     for (const OperationReport& operation : operations) {
       Json entries = Json::array();
       for (const EntryReport& entry : operation.entries) {
@@ -65,11 +53,15 @@ void run_info(bool json) {
     return;
   }
 
-  std::cout << "sparse-mla " << SPARSE_MLA_VERSION << '\n'
-            << "CPU   " << model << ", " << threads << " threads, "
-            << (has_avx2_fma() ? "AVX2 and FMA" : "no AVX2 and FMA") << '\n'
-            << "GPUs  none (no operation of this build has a CUDA entry)\n\n"
-            << "Operations, fastest entry first, for DeepSeek-V3.2's sizes (* = chosen):\n\n";
+  std::cout << "sparse-mla " << version() << '\n'
+            << "CPU   " << cpu.name << ", " << cpu.num_threads << " threads, "
+            << (cpu.avx2_fma ? "AVX2 and FMA" : "no AVX2 and FMA") << '\n';
+  if (gpus.gpus.empty()) std::cout << "GPUs  none (" << gpus.why_none << ")\n";
+  for (const GpuInfo& gpu : gpus.gpus)
+    std::cout << "GPU   " << gpu.name << ", compute capability " << gpu.compute_capability / 10
+              << '.' << gpu.compute_capability % 10 << ", " << gpu.num_sms << " SMs, "
+              << format_number(static_cast<double>(gpu.memory_bytes) / (1 << 30), 0) << " GiB\n";
+  std::cout << "\nOperations, fastest entry first, for DeepSeek-V3.2's sizes (* = chosen):\n\n";
   Table table({{"operation", Table::Align::left},
                {"", Table::Align::left},
                {"entry", Table::Align::left},

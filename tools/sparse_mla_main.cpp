@@ -8,6 +8,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include "sparse_mla/machine.h"
+
 #include "tools/commands.h"
 
 namespace {
@@ -39,7 +41,7 @@ int main(int argc, char** argv) {
   using namespace sparse_mla::command;
   try {
     CLI::App app{"DeepSeek-V3.2-style sparse attention: plans, runs and checks it", "sparse-mla"};
-    app.set_version_flag("--version", SPARSE_MLA_VERSION);
+    app.set_version_flag("--version", sparse_mla::version());
     add_info_command(app);
     add_plan_command(app);
     add_run_command(app);
