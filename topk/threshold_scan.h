@@ -7,7 +7,7 @@
 namespace sparse_mla::topk {
 
 /// A scan may overshoot its stop by less than one block: buffers have this much slack.
-inline constexpr std::int64_t kScanBlock = 32;
+inline constexpr std::int64_t kScanBlock = 1024;
 
 /// Appends to `indices`, ascending, every i of [position, len) whose score ranks at or above a
 /// threshold. Stops at the end of the block in which `count` reaches `stop`.

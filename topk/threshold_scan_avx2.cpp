@@ -6,7 +6,7 @@
 namespace sparse_mla::topk {
 namespace {
 
-/// 32 elements as four vectors of eight float bits.
+/// A run of 32 elements as four vectors of eight float bits.
 template <class Element>
 class Avx2Block {
  public:

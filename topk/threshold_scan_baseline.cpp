@@ -6,7 +6,7 @@
 namespace sparse_mla::topk {
 namespace {
 
-/// 32 elements as eight vectors of four float bits.
+/// A run of 32 elements as eight vectors of four float bits.
 template <class Element>
 class Sse2Block {
  public:

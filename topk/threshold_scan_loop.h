@@ -31,23 +31,30 @@ struct ScanBFloat16 {
   }
 };
 
-/// `Block::passing(elements, floor)`: bit j = element j of a block ranks above `floor`.
+/// `Block(floor).passing(elements)`: bit j = element j of a run of 32 ranks above `floor`.
+///
+/// A block is first compared, then its survivors are written: where they lie no branch predictor
+/// can guess, and the mispredictions would keep interrupting the stream of loads.
 template <class Element, class Block>
 void scan_row(ThresholdScan& scan) {
-  const std::byte* const row = scan.row;
-  std::int32_t* const indices = scan.indices;
+  constexpr std::int64_t kRun = 32, kRuns = kScanBlock / kRun;
   const Block block(scan.floor);
+  std::int32_t* const indices = scan.indices;
   std::int64_t position = scan.position, count = scan.count;
-  for (; position + kScanBlock <= scan.len && count < scan.stop; position += kScanBlock) {
-    std::uint32_t passing = block.passing(row + position * Element::kBytes);
-    while (passing != 0) {
-      indices[count++] = static_cast<std::int32_t>(position + __builtin_ctz(passing));
-      passing &= passing - 1;
-    }
+  while (position + kRun <= scan.len && count < scan.stop) {
+    const std::byte* const elements = scan.row + position * Element::kBytes;
+    const std::int64_t left = (scan.len - position) / kRun;
+    const std::int64_t runs = left < kRuns ? left : kRuns;
+    std::uint32_t passing[kRuns];
+    for (std::int64_t run = 0; run < runs; ++run)
+      passing[run] = block.passing(elements + run * kRun * Element::kBytes);
+    for (std::int64_t run = 0; run < runs; ++run, position += kRun)
+      for (std::uint32_t rest = passing[run]; rest != 0; rest &= rest - 1)
+        indices[count++] = static_cast<std::int32_t>(position + __builtin_ctz(rest));
   }
-  if (position + kScanBlock > scan.len && count < scan.stop)
+  if (position + kRun > scan.len && count < scan.stop)
     for (; position < scan.len; ++position) {
-      const std::int32_t bits = Element::bits(row + position * Element::kBytes);
+      const std::int32_t bits = Element::bits(scan.row + position * Element::kBytes);
       const std::int32_t key = bits ^ ((bits >> 31) & 0x7FFFFFFF);
       if (key > scan.floor && key <= kInfinityBits)
         indices[count++] = static_cast<std::int32_t>(position);
