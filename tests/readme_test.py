@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""README is true: readme_test.py PATH_OF_THE_COMMAND
+
+Its C++ is examples/quickstart.cpp to the letter, its commands run, its tables are what the command
+prints, and the files that it names exist.
+"""
+
+import json
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+COMMAND = sys.argv.pop() if len(sys.argv) > 1 else "sparse-mla"
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+
+
+def run(*args):
+    return subprocess.run([COMMAND, *args], capture_output=True, text=True, cwd=ROOT)
+
+
+class Readme(unittest.TestCase):
+    def test_the_example_is_the_one_that_is_compiled(self):
+        self.assertEqual(blocks("cpp"), [(ROOT / "examples/quickstart.cpp").read_text()])
+
+    def test_its_commands_run(self):
+        lines = [line for block in blocks("sh") for line in block.splitlines()]
+        commands = [shlex.split(line, comments=True) for line in lines]
+        self.assertGreaterEqual(len(commands), 7)
+        usage = subprocess.run([ROOT / "dev", "help"], capture_output=True, text=True).stdout
+        for command in commands:
+            with self.subTest(command=command):
+                if command[0] == "./dev":
+                    self.assertRegex(usage, rf"(?m)^  {command[1]}\b")
+                    continue
+                self.assertEqual(command[0], "sparse-mla")
+                result = run(*command[1:])
+                self.assertEqual(result.returncode, 0, result.stderr)
+                self.assertTrue(result.stdout)
+
+    def test_the_trace_table(self):
+        rows = re.findall(r"^\| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$", README, re.M)
+        self.assertEqual(len(rows), 4)
+        for row in rows:
+            tokens, workspace, batches, passes, chunks = (int(c.replace(",", "")) for c in row)
+            result = run(
+                "plan", "--trace", "tools/traces/sample_chat.csv", "--batch-tokens", str(tokens),
+                "--workspace", str(workspace), "--alignment", "64", "--json",
+            )  # fmt: skip
+            plan = json.loads(result.stdout)
+            self.assertEqual(
+                (plan["batches"], plan["equal_split_passes"], plan["packed_chunks"]),
+                (batches, passes, chunks),
+            )
+
+    def test_the_worst_case(self):
+        plan = json.loads(
+            run("plan", "--spec", "q513s60513_31q513s529", "--block", "16", "--json").stdout
+        )
+        self.assertEqual((plan["packed_chunks"], plan["equal_split_passes"]), (1, 30))
+        self.assertIn("take 30 passes", " ".join(README.split()))
+
+    def test_the_files_that_documents_name_exist(self):
+        for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]:
+            text = document.read_text()
+            names = re.findall(r"`((?:[\w-]+/)+[\w.-]+\.(?:md|h|cpp|py|csv|svg|txt|cuh|cu|json))`", text)
+            names += re.findall(r"\]\(((?!http)[^)#]+)\)", text)
+            for name in names:
+                with self.subTest(document=document.name, name=name):
+                    self.assertTrue(
+                        (ROOT / name).exists() or (document.parent / name).exists(), name
+                    )
+
+
+if __name__ == "__main__":
+    unittest.main()
