@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <sstream>
 
 #include "sparse_mla/error.h"
@@ -26,10 +27,31 @@ class ArenaBuilder {
 };
 
 template <class T>
-void store(std::vector<std::byte>& arena, const ArenaSection<T>& section,
-           std::span<const T> records) {
-  if (!records.empty())
-    std::memcpy(arena.data() + section.offset, records.data(), records.size_bytes());
+void store(std::byte* arena, const ArenaSection<T>& section, std::span<const T> records) {
+  if (!records.empty()) std::memcpy(arena + section.offset, records.data(), records.size_bytes());
+}
+
+/// Texts are made for the request at fault only: this runs for every batch.
+void check_lengths(const Limits& limits, std::span<const std::int32_t> query_lens,
+                   std::span<const std::int32_t> context_lens) {
+  require(query_lens.size() == context_lens.size(), "query_lens", query_lens.size(),
+          "as many entries as context_lens (" + std::to_string(context_lens.size()) + ")");
+  require(query_lens.size() <= static_cast<std::size_t>(limits.max_num_seqs), "query_lens",
+          query_lens.size(), "at most max_num_seqs (" + std::to_string(limits.max_num_seqs) + ")");
+  std::int64_t num_tokens = 0;
+  for (std::size_t i = 0; i < query_lens.size(); ++i) {
+    const std::int64_t query_len = query_lens[i], context_len = context_lens[i];
+    num_tokens += query_len;
+    if (query_len >= 0 && context_len >= 0 && query_len + context_len <= limits.max_model_len)
+      continue;
+    const std::string index = "[" + std::to_string(i) + "]";
+    require(query_len >= 0, "query_lens" + index, query_len, "at least 0");
+    require(context_len >= 0, "context_lens" + index, context_len, "at least 0");
+    throw_invalid("seq_len" + index, std::to_string(query_len + context_len),
+                  "at most max_model_len (" + std::to_string(limits.max_model_len) + ")");
+  }
+  require(num_tokens <= limits.max_num_tokens, "query_lens", num_tokens,
+          "at most max_num_tokens (" + std::to_string(limits.max_num_tokens) + ") in all");
 }
 
 std::vector<std::int32_t> lens_of(std::span<const ChunkMember> members,
@@ -69,67 +91,45 @@ BatchMetadata::BatchMetadata(const Capacity& capacity, std::span<const std::int3
                              std::span<const std::int32_t> context_lens,
                              const BatchOptions& options)
     : options_(options) {
-  const Limits& limits = capacity.limits();
   require(options.path != AttentionPath::none, "path", "none", "auto, dense, masked or sparse");
-  require(query_lens.size() == context_lens.size(), "query_lens", query_lens.size(),
-          "as many entries as context_lens (" + std::to_string(context_lens.size()) + ")");
-  require(query_lens.size() <= static_cast<std::size_t>(limits.max_num_seqs), "query_lens",
-          query_lens.size(), "at most max_num_seqs (" + std::to_string(limits.max_num_seqs) + ")");
+  check_lengths(capacity.limits(), query_lens, context_lens);
   num_requests_ = static_cast<std::int32_t>(query_lens.size());
 
-  std::int64_t num_tokens = 0;
-  for (std::int32_t i = 0; i < num_requests_; ++i) {
-    const std::string index = "[" + std::to_string(i) + "]";
-    require(query_lens[i] >= 0, "query_lens" + index, query_lens[i], "at least 0");
-    require(context_lens[i] >= 0, "context_lens" + index, context_lens[i], "at least 0");
-    require(std::int64_t{query_lens[i]} + context_lens[i] <= limits.max_model_len,
-            "seq_len" + index, std::int64_t{query_lens[i]} + context_lens[i],
-            "at most max_model_len (" + std::to_string(limits.max_model_len) + ")");
-    num_tokens += query_lens[i];
-  }
-  require(num_tokens <= limits.max_num_tokens, "query_lens", num_tokens,
-          "at most max_num_tokens (" + std::to_string(limits.max_num_tokens) + ") in all");
-  num_tokens_ = static_cast<std::int32_t>(num_tokens);
-
   // Requests without new tokens take no part; short ones are decodes, the others prefill.
+  const Limits& limits = capacity.limits();
   std::vector<ChunkMember> suffix;
-  std::vector<ScoreRequest> to_score;
-  request_of_token_.reserve(num_tokens_);
-  keys_of_token_.reserve(num_tokens_);
-  std::int32_t token = 0, packed = 0;
-  const auto is_decode = [&](std::int32_t i) { return query_lens[i] <= limits.decode_threshold; };
+  suffix.reserve(query_lens.size());
+  TokenCounts counts;
+  std::int32_t longest_seq = 0;
   for (std::int32_t i = 0; i < num_requests_; ++i) {
     const std::int32_t query_len = query_lens[i], context_len = context_lens[i];
     if (query_len == 0) continue;
-    const std::int32_t seq_len = context_len + query_len;
-    max_blocks_ = std::max(max_blocks_, (seq_len + limits.block_size - 1) / limits.block_size);
-    auto& tokens = is_decode(i) ? decode_tokens_ : prefill_tokens_;
-    for (std::int32_t j = 0; j < query_len; ++j) {
-      request_of_token_.push_back(i);
-      keys_of_token_.push_back(context_len + j + 1);
-      tokens.push_back(token + j);
+    longest_seq = std::max(longest_seq, context_len + query_len);
+    if (query_len > limits.decode_threshold) {
+      suffix.push_back({i, num_tokens_, query_len, counts.prefill, context_len, context_len,
+                        query_len, counts.prefill});
+      counts.prefill += query_len;
+    } else {
+      counts.decode += query_len;
     }
-    if (!is_decode(i)) {
-      suffix.push_back({i, token, query_len, packed, context_len, context_len, query_len, packed});
-      packed += query_len;
-    }
-    token += query_len;
+    num_tokens_ += query_len;
   }
+  max_blocks_ = (longest_seq + limits.block_size - 1) / limits.block_size;
   choose_path(capacity, suffix);
 
+  // A request that sees at most topk keys picks them all: nothing to score.
   if (options_.select) {
-    token = 0;
-    for (std::int32_t i = 0; i < num_requests_; token += query_lens[i], ++i) {
-      const bool whole = context_lens[i] + query_lens[i] <= limits.dims.index_topk;
-      if (whole)
-        for (std::int32_t j = 0; j < query_lens[i]; ++j)
-          whole_selection_tokens_.push_back(token + j);
+    std::vector<ScoreRequest> to_score;
+    to_score.reserve(query_lens.size());
+    std::int32_t token = 0;
+    for (std::int32_t i = 0; i < num_requests_; token += query_lens[i], ++i)
+      if (context_lens[i] + query_lens[i] <= limits.dims.index_topk)
+        counts.whole += query_lens[i];
       else
         to_score.push_back({i, token, query_lens[i], context_lens[i]});
-    }
     score_plan_ = plan_scores(to_score, limits.score_budget_bytes);
   }
-  build_arena(suffix);
+  build_arena(limits, query_lens, context_lens, suffix, counts);
 }
 
 void BatchMetadata::choose_path(const Capacity& capacity, std::span<const ChunkMember> suffix) {
@@ -225,7 +225,9 @@ void BatchMetadata::take_sparse(std::string why) {
   plan_ = {};
 }
 
-void BatchMetadata::build_arena(std::span<const ChunkMember> suffix) {
+void BatchMetadata::build_arena(const Limits& limits, std::span<const std::int32_t> query_lens,
+                                std::span<const std::int32_t> context_lens,
+                                std::span<const ChunkMember> suffix, const TokenCounts& counts) {
   const std::vector<ChunkMember> members = members_of(plan_, suffix);
   ArenaBuilder builder;
   sections_.suffix = builder.reserve<ChunkMember>(suffix.size());
@@ -234,27 +236,47 @@ void BatchMetadata::build_arena(std::span<const ChunkMember> suffix) {
   sections_.chunk_masks =
       builder.reserve<MaskMember>(chunk_masks_.empty() ? std::size_t{0} : members.size());
   sections_.score_members = builder.reserve<ScoreMember>(score_plan_.members.size());
-  sections_.decode_tokens = builder.reserve<std::int32_t>(decode_tokens_.size());
-  sections_.prefill_tokens = builder.reserve<std::int32_t>(prefill_tokens_.size());
-  sections_.whole_selection_tokens = builder.reserve<std::int32_t>(whole_selection_tokens_.size());
-  sections_.request_of_token = builder.reserve<std::int32_t>(request_of_token_.size());
-  sections_.keys_of_token = builder.reserve<std::int32_t>(keys_of_token_.size());
-  arena_.resize(builder.bytes());
+  sections_.decode_tokens = builder.reserve<std::int32_t>(counts.decode);
+  sections_.prefill_tokens = builder.reserve<std::int32_t>(counts.prefill);
+  sections_.whole_selection_tokens = builder.reserve<std::int32_t>(counts.whole);
+  sections_.request_of_token = builder.reserve<std::int32_t>(num_tokens_);
+  sections_.keys_of_token = builder.reserve<std::int32_t>(num_tokens_);
+  arena_bytes_ = builder.bytes();
+  arena_ = std::make_unique_for_overwrite<std::byte[]>(arena_bytes_);
 
-  store<ChunkMember>(arena_, sections_.suffix, suffix);
-  store<ChunkMember>(arena_, sections_.chunk_members, members);
-  store<MaskMember>(arena_, sections_.suffix_masks, suffix_masks_.members);
+  store<ChunkMember>(arena_.get(), sections_.suffix, suffix);
+  store<ChunkMember>(arena_.get(), sections_.chunk_members, members);
+  store<MaskMember>(arena_.get(), sections_.suffix_masks, suffix_masks_.members);
   for (std::size_t c = 0; c < chunk_masks_.size(); ++c) {
     ArenaSection<MaskMember> part = sections_.chunk_masks;
     part.offset += plan_.chunks[c].member_begin * sizeof(MaskMember);
-    store<MaskMember>(arena_, part, chunk_masks_[c].members);
+    store<MaskMember>(arena_.get(), part, chunk_masks_[c].members);
   }
-  store<ScoreMember>(arena_, sections_.score_members, score_plan_.members);
-  store<std::int32_t>(arena_, sections_.decode_tokens, decode_tokens_);
-  store<std::int32_t>(arena_, sections_.prefill_tokens, prefill_tokens_);
-  store<std::int32_t>(arena_, sections_.whole_selection_tokens, whole_selection_tokens_);
-  store<std::int32_t>(arena_, sections_.request_of_token, request_of_token_);
-  store<std::int32_t>(arena_, sections_.keys_of_token, keys_of_token_);
+  store<ScoreMember>(arena_.get(), sections_.score_members, score_plan_.members);
+
+  // Token lists are written in place: they are most of the arena's bytes.
+  const auto place = [&](const ArenaSection<std::int32_t>& section) {
+    return reinterpret_cast<std::int32_t*>(arena_.get() + section.offset);
+  };
+  std::int32_t* decode = place(sections_.decode_tokens);
+  std::int32_t* prefill = place(sections_.prefill_tokens);
+  std::int32_t* whole = place(sections_.whole_selection_tokens);
+  std::int32_t* request_of_token = place(sections_.request_of_token);
+  std::int32_t* keys_of_token = place(sections_.keys_of_token);
+  std::int32_t token = 0;
+  for (std::int32_t i = 0; i < num_requests_; ++i) {
+    const std::int32_t query_len = query_lens[i], context_len = context_lens[i];
+    std::int32_t*& list = query_len <= limits.decode_threshold ? decode : prefill;
+    std::iota(list, list + query_len, token);
+    list += query_len;
+    if (options_.select && context_len + query_len <= limits.dims.index_topk) {
+      std::iota(whole, whole + query_len, token);
+      whole += query_len;
+    }
+    std::fill_n(request_of_token + token, query_len, i);
+    std::iota(keys_of_token + token, keys_of_token + token + query_len, context_len + 1);
+    token += query_len;
+  }
 }
 
 }  // namespace sparse_mla

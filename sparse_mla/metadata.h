@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -93,12 +94,18 @@ class BatchMetadata {
 
   const BatchSections& sections() const { return sections_; }
   /// Everything that kernels read, one block.
-  std::span<const std::byte> arena() const { return arena_; }
+  std::span<const std::byte> arena() const { return {arena_.get(), arena_bytes_}; }
 
  private:
   void choose_path(const Capacity& capacity, std::span<const ChunkMember> suffix);
   void take_sparse(std::string why);
-  void build_arena(std::span<const ChunkMember> suffix);
+  struct TokenCounts {
+    std::int32_t decode = 0, prefill = 0;
+    std::int32_t whole = 0;  ///< whose picks are all their keys
+  };
+  void build_arena(const Limits& limits, std::span<const std::int32_t> query_lens,
+                   std::span<const std::int32_t> context_lens, std::span<const ChunkMember> suffix,
+                   const TokenCounts& counts);
 
   std::int32_t num_requests_ = 0;
   std::int32_t num_tokens_ = 0;
@@ -112,10 +119,9 @@ class BatchMetadata {
   MaskedWorkspace masked_workspace_;
   MaskLayout suffix_masks_;
   std::vector<MaskLayout> chunk_masks_;
-  std::vector<std::int32_t> decode_tokens_, prefill_tokens_, whole_selection_tokens_;
-  std::vector<std::int32_t> request_of_token_, keys_of_token_;
   BatchSections sections_;
-  std::vector<std::byte> arena_;
+  std::size_t arena_bytes_ = 0;
+  std::unique_ptr<std::byte[]> arena_;
 };
 
 }  // namespace sparse_mla
