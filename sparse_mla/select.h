@@ -56,7 +56,7 @@ struct SelectCall {
   /// element is written.
   View2<std::int32_t> indices;
   View2<float> values;  ///< optional [num_rows, k] ← the scores, padded with −inf
-  /// [num_rows] row of `indices` (and `values`) that row r writes; null: row r
+  /// [num_rows] row of `indices` (and `values`) that row r writes, all distinct; null: row r
   const std::int32_t* out_rows = nullptr;
 };
 

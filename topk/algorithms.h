@@ -12,6 +12,7 @@ SelectEntry cpu_threshold_avx2_entry();
 SelectEntry cpu_threshold_entry();
 SelectEntry cpu_radix_entry();
 SelectEntry cpu_nth_element_entry();
+SelectEntry cpu_thrust_sort_entry();
 SelectEntry cpu_sort_entry();
 
 }  // namespace sparse_mla::topk

@@ -23,8 +23,8 @@ SelectProblem problem_of(const SelectCall& call, TieBreak tie, SelectOrder order
 namespace cpu {
 
 std::vector<Entry<SelectProblem, SelectCall>> select_entries() {
-  return {topk::cpu_threshold_avx2_entry(), topk::cpu_threshold_entry(), topk::cpu_radix_entry(),
-          topk::cpu_nth_element_entry(), topk::cpu_sort_entry()};
+  return {topk::cpu_threshold_avx2_entry(), topk::cpu_threshold_entry(),   topk::cpu_radix_entry(),
+          topk::cpu_nth_element_entry(),    topk::cpu_thrust_sort_entry(), topk::cpu_sort_entry()};
 }
 
 }  // namespace cpu
