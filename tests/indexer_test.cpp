@@ -268,14 +268,18 @@ TEST_P(IndexerEntry, DecodesEveryCode) {
 }
 
 TEST_P(IndexerEntry, NanPassesReluAndStaysInItsScores) {
-  IndexerData data({20, 32, 64, {{12, 50}}});
-  const ScoreMember& m = data.members[0];
-  *data.key_byte(m, 33, 31) = std::byte{kNanCode};
-  data.q[static_cast<std::size_t>(((m.query_start + 7) * 20 + 19) * 33 + 4)] = from_code(kNanCode);
-  run_entry(indexer_scores_operation(), GetParam(), data.problem, data.call);
-  for (std::int64_t r = 0; r < 12; ++r)
-    for (std::int64_t key = 0; key <= 50 + r; ++key)
-      EXPECT_EQ(std::isnan(data.score(m, r, key)), r == 7 || key == 33) << r << ' ' << key;
+  for (int head = 0; head < 20; ++head) {
+    IndexerData data({20, 32, 64, {{12, 50}}});
+    const ScoreMember& m = data.members[0];
+    if (head == 0) *data.key_byte(m, 33, 31) = std::byte{kNanCode};
+    data.q[static_cast<std::size_t>(((m.query_start + 7) * 20 + head) * 33 + 4)] =
+        from_code(kNanCode);
+    run_entry(indexer_scores_operation(), GetParam(), data.problem, data.call);
+    for (std::int64_t r = 0; r < 12; ++r)
+      for (std::int64_t key = 0; key <= 50 + r; ++key)
+        ASSERT_EQ(std::isnan(data.score(m, r, key)), r == 7 || (head == 0 && key == 33))
+            << "head " << head << " row " << r << " key " << key;
+  }
 }
 
 TEST_P(IndexerEntry, PagesOutsideTableOrCacheScoreMinusInfinity) {

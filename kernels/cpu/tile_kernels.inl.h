@@ -103,7 +103,8 @@ inline Vector exponential(Vector x) {
   sum = multiply_add(sum, r, broadcast(0.5f));
   sum = multiply_add(sum, r, broadcast(1.0f));
   sum = multiply_add(sum, r, broadcast(1.0f));
-  const Vector scaled = as_float(as_bits(sum) + (as_bits(shifted) << 23));
+  // Far below the limit the exponent wraps around; the last line discards that.
+  const Vector scaled = (Vector)((UnsignedVector)sum + ((UnsignedVector)shifted << 23));
   return x < broadcast(-87.3f) ? Vector{} : scaled;
 }
 
