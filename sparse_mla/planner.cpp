@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <string>
 
 #include "sparse_mla/error.h"
@@ -18,6 +19,12 @@ void check_inputs(std::span<const std::int32_t> query_lens,
   require(options.alignment >= 1, "alignment", options.alignment, "at least 1");
   require(options.alignment <= options.row_budget, "alignment", options.alignment,
           "at most the workspace's " + std::to_string(options.row_budget) + " rows");
+  validate(options.sharding);
+  // With it, padded_rows(alignment) = alignment / world ≤ ⌊row_budget / world⌋ follows from
+  // alignment ≤ row_budget.
+  require(
+      options.alignment % options.sharding.stripe_rows() == 0, "alignment", options.alignment,
+      "a multiple of interleave · world (" + std::to_string(options.sharding.stripe_rows()) + ")");
   std::int64_t tokens = 0;
   for (std::size_t i = 0; i < query_lens.size(); ++i) {
     if (query_lens[i] < 0 || context_lens[i] < 0) {
@@ -34,10 +41,13 @@ void check_inputs(std::span<const std::int32_t> query_lens,
 class PlanBuilder {
  public:
   PlanBuilder(ContextPlan& plan, std::span<const std::int32_t> query_lens)
-      : plan_(plan), query_lens_(query_lens) {}
+      : plan_(plan), query_lens_(query_lens), sharded_(plan.sharding.sharded()) {}
 
-  bool open() const { return open_; }
-  std::int32_t used_rows() const { return open_ ? plan_.chunks.back().num_rows : 0; }
+  /// Rows of a rank that the open chunk uses.
+  std::int32_t used_rows() const {
+    if (!open_) return 0;
+    return sharded_ ? plan_.cumulative_local_seq_lens.back() : plan_.chunks.back().num_rows;
+  }
 
   void add(std::int32_t request, std::int32_t token_begin, std::int32_t start, std::int32_t rows) {
     if (!open_) {
@@ -52,6 +62,7 @@ class PlanBuilder {
       plan_.chunks.push_back(chunk);
       plan_.cumulative_seq_lens.push_back(0);
       plan_.cumulative_query_lens.push_back(0);
+      if (sharded_) plan_.cumulative_local_seq_lens.push_back(0);
     }
     ContextChunk& chunk = plan_.chunks.back();
     const std::int32_t query_len = query_lens_[request];
@@ -64,13 +75,27 @@ class PlanBuilder {
     plan_.member_seq_lens.push_back(rows);
     plan_.cumulative_seq_lens.push_back(chunk.num_rows);
     plan_.cumulative_query_lens.push_back(plan_.cumulative_query_lens.back() + query_len);
+    if (sharded_) add_local(start, rows);
   }
 
   void close() { open_ = false; }
 
  private:
+  void add_local(std::int32_t start, std::int32_t rows) {
+    const ContextSharding& sharding = plan_.sharding;
+    const auto padded = static_cast<std::int32_t>(sharding.padded_rows(rows));
+    // `start` is a multiple of the stripe: each rank has the same number of rows before it.
+    plan_.member_local_starts.push_back(start / sharding.world);
+    plan_.member_local_seq_lens.push_back(padded);
+    plan_.cumulative_local_seq_lens.push_back(plan_.cumulative_local_seq_lens.back() + padded);
+    for (std::int32_t rank = 0; rank < sharding.world; ++rank)
+      plan_.member_rank_seq_lens.push_back(
+          static_cast<std::int32_t>(sharding.local_rows(rank, rows)));
+  }
+
   ContextPlan& plan_;
   std::span<const std::int32_t> query_lens_;
+  bool sharded_ = false;
   bool open_ = false;
 };
 
@@ -78,10 +103,17 @@ std::int64_t longest(std::span<const std::int32_t> lens) {
   return lens.empty() ? 0 : *std::max_element(lens.begin(), lens.end());
 }
 
+/// An aligned piece of the context takes exactly 1/world of its rows on every rank. So `rows` of a
+/// rank hold this many whole alignments, in rows of the context: the largest multiple of the
+/// alignment whose padded_rows fits, without a search.
+std::int64_t largest_aligned(std::int64_t rows, const PlannerOptions& options) {
+  return rows / (options.alignment / options.sharding.world) * options.alignment;
+}
+
 /// Rows that one request gets in each pass of the equal split.
 std::int64_t equal_split_slice(std::int64_t requests_with_context, const PlannerOptions& options) {
-  const std::int64_t share = options.row_budget / requests_with_context;
-  return std::max<std::int64_t>(share / options.alignment * options.alignment, options.alignment);
+  const std::int64_t share = options.row_budget / options.sharding.world / requests_with_context;
+  return std::max<std::int64_t>(largest_aligned(share, options), options.alignment);
 }
 
 }  // namespace
@@ -109,6 +141,31 @@ std::span<const std::int32_t> ContextPlan::cu_query_lens(std::size_t chunk) cons
       .subspan(chunks[chunk].member_begin + chunk, chunks[chunk].num_members() + 1);
 }
 
+std::span<const std::int32_t> ContextPlan::local_starts(std::size_t chunk) const {
+  if (!sharding.sharded()) return starts(chunk);
+  return std::span(member_local_starts)
+      .subspan(chunks[chunk].member_begin, chunks[chunk].num_members());
+}
+
+std::span<const std::int32_t> ContextPlan::local_seq_lens(std::size_t chunk) const {
+  if (!sharding.sharded()) return seq_lens(chunk);
+  return std::span(member_local_seq_lens)
+      .subspan(chunks[chunk].member_begin, chunks[chunk].num_members());
+}
+
+std::span<const std::int32_t> ContextPlan::cu_local_seq_lens(std::size_t chunk) const {
+  if (!sharding.sharded()) return cu_seq_lens(chunk);
+  return std::span(cumulative_local_seq_lens)
+      .subspan(chunks[chunk].member_begin + chunk, chunks[chunk].num_members() + 1);
+}
+
+std::span<const std::int32_t> ContextPlan::rank_seq_lens(std::size_t chunk) const {
+  if (!sharding.sharded()) return seq_lens(chunk);
+  const auto world = static_cast<std::size_t>(sharding.world);
+  return std::span(member_rank_seq_lens)
+      .subspan(chunks[chunk].member_begin * world, chunks[chunk].num_members() * world);
+}
+
 std::int32_t ContextPlan::member_of_row(std::size_t chunk, std::int32_t row) const {
   require(row >= 0 && row < chunks[chunk].num_rows, "row", row,
           "within the chunk's " + std::to_string(chunks[chunk].num_rows) + " rows");
@@ -124,13 +181,20 @@ bool ContextPlan::single_covering_chunk() const {
          chunks[0].token_end == running_rows;
 }
 
+std::int64_t default_alignment(std::int32_t block_size, const ContextSharding& sharding) {
+  require(block_size >= 1, "block_size", block_size, "at least 1");
+  validate(sharding);
+  return std::lcm(std::int64_t{block_size}, sharding.stripe_rows());
+}
+
 ContextPlan plan_context_chunks(std::span<const std::int32_t> query_lens,
                                 std::span<const std::int32_t> context_lens,
                                 const PlannerOptions& options) {
   check_inputs(query_lens, context_lens, options);
   ContextPlan plan;
+  plan.sharding = options.sharding;
   PlanBuilder builder(plan, query_lens);
-  const std::int32_t budget = options.row_budget;
+  const std::int32_t budget = options.row_budget / options.sharding.world;  // rows of a rank
   std::int32_t token = 0;
   std::int32_t gap_begin = 0;  // end of the last token with context
   for (std::int32_t request = 0; request < static_cast<std::int32_t>(context_lens.size());
@@ -140,15 +204,16 @@ ContextPlan plan_context_chunks(std::span<const std::int32_t> query_lens,
     for (std::int32_t start = 0; start < context_len;) {
       const std::int32_t space = budget - builder.used_rows();
       const std::int32_t remaining = context_len - start;
-      if (remaining <= space) {
+      if (options.sharding.padded_rows(remaining) <= space) {
         builder.add(request, token, start, remaining);
         start += remaining;
         continue;
       }
       // The largest aligned piece; what is left of the request starts the next chunk. Nothing
       // aligned fits: the chunk is closed as it is. An empty chunk always takes a piece, since
-      // alignment ≤ budget.
-      const std::int32_t piece = space / options.alignment * options.alignment;
+      // padded_rows(alignment) ≤ budget. A piece is shorter than what remains, whose padded rows
+      // are more than `space`, and no longer than the workspace rounded down to the alignment.
+      const auto piece = static_cast<std::int32_t>(largest_aligned(space, options));
       if (piece > 0) builder.add(request, token, start, piece);
       start += piece;
       builder.close();
@@ -180,6 +245,7 @@ ContextPlan plan_equal_split(std::span<const std::int32_t> query_lens,
   check_inputs(query_lens, context_lens, options);
   ContextPlan plan;
   plan.schedule = Schedule::equal_split;
+  plan.sharding = options.sharding;
   const std::int64_t with_context = static_cast<std::int64_t>(context_lens.size()) -
                                     std::count(context_lens.begin(), context_lens.end(), 0);
   if (with_context == 0) return plan;

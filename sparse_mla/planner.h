@@ -7,12 +7,16 @@
 /// are true ranges. (The method: vllm-project/vllm #50613. A listing published there falls through
 /// where nothing aligned fits and overfills the chunk; [900, 512] rows in a workspace of 1,024 with
 /// alignment 256 shows it.)
+///
+/// With the context sharded over ranks (DCP), every rank makes the same plan: a request then takes
+/// the rows that each rank sets aside for it, and the budget is a rank's share of the workspace.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
+#include "sparse_mla/context_sharding.h"
 #include "sparse_mla/types.h"
 
 namespace sparse_mla {
@@ -54,6 +58,12 @@ struct ContextPlan {
   std::vector<std::int32_t> member_seq_lens;        ///< [members] rows
   std::vector<std::int32_t> cumulative_seq_lens;    ///< [members + chunks] chunk-local, from 0
   std::vector<std::int32_t> cumulative_query_lens;  ///< [members + chunks] chunk-local, from 0
+  /// DCP: the layout of every rank's buffer. Empty when the context is not sharded.
+  ContextSharding sharding;
+  std::vector<std::int32_t> member_local_starts;        ///< [members] first row among a rank's own
+  std::vector<std::int32_t> member_local_seq_lens;      ///< [members] padded: the same on all ranks
+  std::vector<std::int32_t> cumulative_local_seq_lens;  ///< [members + chunks] of the padded ones
+  std::vector<std::int32_t> member_rank_seq_lens;  ///< [members, world] rows that a rank really has
   /// Rows [0, running_rows) of the running partial are in use: up to the end of the last token with
   /// context. Tokens beyond take the suffix alone.
   std::int32_t running_rows = 0;
@@ -66,6 +76,14 @@ struct ContextPlan {
   std::span<const std::int32_t> seq_lens(std::size_t chunk) const;       ///< [members]
   std::span<const std::int32_t> cu_seq_lens(std::size_t chunk) const;    ///< [members + 1]
   std::span<const std::int32_t> cu_query_lens(std::size_t chunk) const;  ///< [members + 1]
+  /// The same in rows of a rank; without DCP those are the rows themselves. A local start is the
+  /// same on all ranks and may fall inside a page.
+  std::span<const std::int32_t> local_starts(std::size_t chunk) const;       ///< [members]
+  std::span<const std::int32_t> local_seq_lens(std::size_t chunk) const;     ///< [members] padded
+  std::span<const std::int32_t> cu_local_seq_lens(std::size_t chunk) const;  ///< [members + 1]
+  std::span<const std::int32_t> rank_seq_lens(std::size_t chunk) const;      ///< [members, world]
+  /// Rows of every rank's buffer that the chunk uses, padding included.
+  std::int32_t local_rows(std::size_t chunk) const { return cu_local_seq_lens(chunk).back(); }
   /// The member that holds workspace row `row` of `chunk` (binary search in cu_seq_lens).
   std::int32_t member_of_row(std::size_t chunk, std::int32_t row) const;
   /// One chunk covers every token of the batch that has a running row and nothing is merged: the
@@ -76,18 +94,25 @@ struct ContextPlan {
 struct PlannerOptions {
   std::int32_t row_budget = 65536;  ///< rows of the workspace
   std::int32_t alignment = 64;      ///< inner split points are multiples of it
+  ContextSharding sharding = {};    ///< DCP: a rank's budget is ⌊row_budget / world⌋ rows
 };
 
+/// The alignment that a sharded context needs: lcm(block_size, interleave · world), so that inner
+/// split points lie between pages and between stripes. block_size without DCP.
+/// Throws std::invalid_argument for block_size < 1 and for a bad sharding.
+std::int64_t default_alignment(std::int32_t block_size, const ContextSharding& sharding);
+
 /// The packed schedule. `query_lens`, `context_lens` [requests], both ≥ 0.
-/// Throws std::invalid_argument for negative lengths, for lists of unequal size, for alignment < 1
-/// and for an alignment that does not fit the budget. O(requests + chunks).
+/// Throws std::invalid_argument for negative lengths, for lists of unequal size, for alignment < 1,
+/// for an alignment that does not fit the budget, for a bad sharding and for an alignment that is
+/// no multiple of interleave · world. O(requests + chunks) (DCP: + members · world).
 ContextPlan plan_context_chunks(std::span<const std::int32_t> query_lens,
                                 std::span<const std::int32_t> context_lens,
                                 const PlannerOptions& options);
 
 /// The baseline: slice = (row_budget / requests with context) rounded down to `alignment`, at least
 /// one `alignment`; ceil(longest context / slice) passes; every pass covers all requests (members
-/// may be empty) and merges all their tokens.
+/// may be empty) and merges all their tokens. DCP: the same in rows of a rank.
 ContextPlan plan_equal_split(std::span<const std::int32_t> query_lens,
                              std::span<const std::int32_t> context_lens,
                              const PlannerOptions& options);

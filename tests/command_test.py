@@ -3,6 +3,7 @@
 
 import csv
 import json
+import math
 import os
 import pathlib
 import random
@@ -177,6 +178,64 @@ class Plan(Command):
                     got["token_begin"] + (queries[0] if members[0][1] > 0 else 0),
                 )
 
+    def test_shards_of_the_context(self):
+        args = ["plan", "--spec", "q4s3004_2q4s204", "--block", "128", "--workspace", "1024"]
+        args += ["--dcp", "2", "--interleave", "64"]
+        plan = self.run_json(*args)
+        self.assertEqual((plan["dcp"], plan["interleave"], plan["alignment"]), (2, 64, 128))
+        self.assertEqual(plan["local_totals"], [1536, 128, 128])
+        for chunk in plan["chunks"]:
+            self.assertLessEqual(chunk["cu_local_seq_lens"][-1], 512)
+        self.assertEqual([chunk["local_starts"] for chunk in plan["chunks"]],
+                         [[0], [512], [1024], [0]])
+        self.assertEqual([chunk["local_seq_lens"] for chunk in plan["chunks"]],
+                         [[512], [512], [512], [128, 128]])
+        self.assertEqual(plan["chunks"][3]["rank_seq_lens"], [[128, 72], [128, 72]])
+        result = run(*args)
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        self.assertIn("rows a rank", result.stdout)
+        self.assertIn("(a rank's 1,024)", result.stdout)
+        self.assertIn("dcp 2, interleave 64: at most 512 rows a rank", result.stdout)
+
+    def test_shards_of_random_specs(self):
+        rng = random.Random(6)
+        for _ in range(30):
+            world, interleave = rng.choice([1, 2, 3, 4, 8]), rng.choice([1, 2, 16, 64])
+            block = rng.choice([1, 16, 61, 64])
+            stripe = interleave * world if world > 1 else 1
+            alignment = math.lcm(block, stripe)
+            workspace = alignment + rng.choice([0, 100, 5000])
+            context_lens = [rng.choice([0, 1, 64, 700, rng.randrange(9000)]) for _ in range(12)]
+            plan = self.run_json(
+                "plan", "--spec", "_".join(f"q2s{2 + n}" for n in context_lens), "--block",
+                str(block), "--workspace", str(workspace), "--dcp", str(world), "--interleave",
+                str(interleave))
+            self.assertEqual(plan["alignment"], alignment)
+            padded = [-(-n // stripe) * (stripe // world) for n in context_lens]
+            self.assertEqual(plan["local_totals"], padded)
+            # A sharded context is packed like one of its padded lengths.
+            chunks = packed(padded, workspace // world, alignment // world)
+            self.assertEqual(len(plan["chunks"]), len(chunks))
+            for got, members in zip(plan["chunks"], chunks):
+                requests = range(got["request_begin"], got["request_end"])
+                local = list(zip(requests, got["local_starts"], got["local_seq_lens"]))
+                self.assertEqual(local, members)
+                sums = [sum(got["local_seq_lens"][:i]) for i in range(len(members) + 1)]
+                self.assertEqual(got["cu_local_seq_lens"], sums)
+                for start, rows, held in zip(got["starts"], got["seq_lens"], got["rank_seq_lens"]):
+                    ranks = [p // interleave % world for p in range(start, start + rows)]
+                    self.assertEqual(held, [ranks.count(rank) for rank in range(world)])
+
+    def test_shards_of_a_trace(self):
+        plan = self.run_json("plan", "--trace", SAMPLE, "--batch-tokens", "8192", "--workspace",
+                             "8192", "--dcp", "4", "--interleave", "16")
+        self.assertEqual((plan["dcp"], plan["interleave"], plan["batches"]), (4, 16, 499))
+        self.assertGreaterEqual(plan["packed_chunks"], 1704)  # the padding takes room
+        self.assertNotIn("local_totals", plan)
+        plan = self.run_json("plan", "--spec", "q4s3004")
+        self.assertNotIn("dcp", plan)
+        self.assertNotIn("local_starts", plan["chunks"][0])
+
     def check_trace(self, path, batch_tokens, workspace, expected):
         plan = self.run_json("plan", "--trace", path, "--batch-tokens", str(batch_tokens),
                              "--workspace", str(workspace), "--alignment", "64")
@@ -249,6 +308,20 @@ class Plan(Command):
             self.assert_refused("plan", "--spec", "q1", "--workspace", workspace,
                                 says="--workspace")
         self.assert_refused("plan", "--spec", "q1s9", "--workspace", "10", says="alignment: got 64")
+        for args, says in (
+            (["--dcp", "0"], "--dcp"),
+            (["--dcp", "257"], "--dcp"),
+            (["--dcp", "x"], "--dcp"),
+            (["--interleave", "2"], "--dcp"),
+            (["--dcp", "2", "--interleave", "0"], "--interleave"),
+            (["--dcp", "2", "--interleave", "64", "--alignment", "96"],
+             "alignment: got 96, expected a multiple of interleave · world (128)"),
+            (["--dcp", "2", "--interleave", "48", "--workspace", "100"], "= 192, expected at most"),
+            (["--dcp", "4", "--interleave", "1073741824"], "interleave: got 1073741824"),
+            (["--dcp", "4", "--interleave", "1073741824", "--alignment", "64"],
+             "interleave: got 1073741824"),
+        ):
+            self.assert_refused("plan", "--spec", "q1s9", *args, says=says)
         self.assert_refused("plan", "--spec", "q2147483647_q1", says="2147483648 new tokens")
         self.assert_refused("plan", "--spec", "q1s2147483647", "--workspace", "1", "--block", "1",
                             says="chunks")

@@ -25,18 +25,60 @@ struct PlanProblem {
   Lens query_lens, context_lens;
   std::int32_t row_budget = 1024;
   std::int32_t alignment = 16;
+  ContextSharding sharding = {};
 };
 
 std::ostream& operator<<(std::ostream& out, const PlanProblem& p) {
-  out << "budget " << p.row_budget << " alignment " << p.alignment << " query/context:";
+  out << "budget " << p.row_budget << " alignment " << p.alignment << " world " << p.sharding.world
+      << " interleave " << p.sharding.interleave << " query/context:";
   for (std::size_t i = 0; i < p.context_lens.size(); ++i)
     out << ' ' << p.query_lens[i] << '/' << p.context_lens[i];
   return out;
 }
 
 ContextPlan plan_of(const PlanProblem& p) {
-  return plan_context_chunks(p.query_lens, p.context_lens, {p.row_budget, p.alignment});
+  return plan_context_chunks(p.query_lens, p.context_lens, {p.row_budget, p.alignment, p.sharding});
 }
+
+// The buffers of every rank, counted row by row.
+class RankRows {
+ public:
+  explicit RankRows(const PlanProblem& p) : p_(p), seen_(p.context_lens.size()) {
+    for (Lens& of_rank : seen_) of_rank.assign(p.sharding.world, 0);
+  }
+
+  void check_chunk(const ContextPlan& plan, std::size_t c) {
+    const ContextChunk& chunk = plan.chunks[c];
+    const std::int32_t world = p_.sharding.world, interleave = p_.sharding.interleave;
+    const auto starts = plan.local_starts(c), lens = plan.local_seq_lens(c);
+    const auto rows = plan.cu_local_seq_lens(c), of_ranks = plan.rank_seq_lens(c);
+    ASSERT_EQ(of_ranks.size(), static_cast<std::size_t>(chunk.num_members()) * world);
+    EXPECT_EQ(rows[0], 0);
+    EXPECT_EQ(plan.local_rows(c), rows.back());
+    EXPECT_LE(plan.local_rows(c), p_.row_budget / world) << "a rank's share of the workspace";
+    EXPECT_LE(chunk.num_rows, std::int64_t{world} * plan.local_rows(c));
+    for (std::int32_t i = 0; i < chunk.num_members(); ++i) {
+      Lens& seen = seen_[chunk.request_begin + i];
+      Lens held(world, 0);
+      const std::int32_t start = plan.starts(c)[i], end = start + plan.seq_lens(c)[i];
+      for (std::int32_t position = start; position < end; ++position)
+        ++held[world == 1 ? 0 : position / interleave % world];
+      EXPECT_EQ(rows[i + 1] - rows[i], lens[i]);
+      // No rank has more than rank 0; it is padded up to whole turns.
+      EXPECT_EQ(lens[i],
+                world == 1 ? held[0] : (held[0] + interleave - 1) / interleave * interleave);
+      for (std::int32_t rank = 0; rank < world; ++rank) {
+        EXPECT_EQ(of_ranks[i * world + rank], held[rank]) << "rank " << rank;
+        EXPECT_EQ(starts[i], seen[rank]) << "the rank's rows in order, each once";
+        seen[rank] += held[rank];
+      }
+    }
+  }
+
+ private:
+  const PlanProblem& p_;
+  std::vector<Lens> seen_;  // [requests][world]
+};
 
 PlanProblem problem(Lens context_lens, std::int32_t budget, std::int32_t alignment,
                     std::int32_t query_len = 4) {
@@ -53,6 +95,7 @@ void check_invariants(const PlanProblem& p, const ContextPlan& plan) {
   std::vector<std::int32_t> next_row(num_requests, 0);
   std::int32_t previous_end = 0;
   std::size_t members_seen = 0;
+  RankRows rank_rows(p);
   for (std::size_t c = 0; c < plan.chunks.size(); ++c) {
     SCOPED_TRACE("chunk " + std::to_string(c));
     const ContextChunk& chunk = plan.chunks[c];
@@ -97,9 +140,14 @@ void check_invariants(const PlanProblem& p, const ContextPlan& plan) {
       EXPECT_LE(rows[member], row);
       EXPECT_GT(rows[member + 1], row);
     }
+    rank_rows.check_chunk(plan, c);
   }
   EXPECT_EQ(next_row, p.context_lens) << "every context row exactly once";
   EXPECT_EQ(plan.member_starts.size(), members_seen);
+  EXPECT_EQ(plan.sharding, p.sharding);
+  const std::size_t sharded_members = p.sharding.world > 1 ? members_seen : 0;
+  EXPECT_EQ(plan.member_local_starts.size(), sharded_members);
+  EXPECT_EQ(plan.member_rank_seq_lens.size(), sharded_members * p.sharding.world);
 
   // Tokens with context and the ranges without tile [0, running_rows).
   std::vector<bool> without(plan.running_rows, false);
@@ -131,22 +179,30 @@ class FewestChunks {
     if (const auto found = memo_.find(key); found != memo_.end()) return found->second;
     int best = std::numeric_limits<int>::max() / 2;
     // One chunk from here: whole requests while they fit, then perhaps a piece of the next.
-    std::int32_t used = 0, row = start;
+    std::int32_t used = 0, row = start;  // used: rows of a rank
     for (std::size_t r = request; r < p_.context_lens.size() && p_.context_lens[r] > 0;
          ++r, row = 0) {
       const std::int32_t remaining = p_.context_lens[r] - row;
-      const std::int32_t space = p_.row_budget - used;
-      for (std::int32_t piece = p_.alignment; piece < remaining && piece <= space;
+      const std::int32_t space = p_.row_budget / p_.sharding.world - used;
+      for (std::int32_t piece = p_.alignment; piece < remaining && padded(piece) <= space;
            piece += p_.alignment)
         best = std::min(best, 1 + from(r, row + piece));
-      if (remaining > space) break;
-      used += remaining;
+      if (padded(remaining) > space) break;
+      used += padded(remaining);
       best = std::min(best, 1 + from(r + 1, 0));
     }
     return memo_[key] = best;
   }
 
  private:
+  std::int32_t padded(std::int32_t rows) const {
+    if (p_.sharding.world == 1) return rows;
+    std::int32_t padded = 0;
+    for (; rows > 0; rows -= p_.sharding.interleave * p_.sharding.world)
+      padded += p_.sharding.interleave;
+    return padded;
+  }
+
   const PlanProblem& p_;
   std::map<std::pair<std::size_t, std::int32_t>, int> memo_;
 };
@@ -186,6 +242,81 @@ TEST(Planner, IsMinimalAgainstADynamicProgram) {
     }
     ASSERT_EQ(static_cast<int>(plan_of(p).chunks.size()), FewestChunks(p).from(0, 0)) << p;
   }
+}
+
+class ShardedPlanner : public ::testing::TestWithParam<std::tuple<int, int>> {
+ protected:
+  const ContextSharding sharding_{std::get<0>(GetParam()), std::get<1>(GetParam())};
+  const std::int32_t stripe_ = sharding_.world == 1 ? 1 : sharding_.world * sharding_.interleave;
+};
+
+TEST_P(ShardedPlanner, RandomBatchesKeepTheInvariants) {
+  std::mt19937 random(3);
+  const auto draw = [&](int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(random);
+  };
+  for (int trial = 0; trial < 300; ++trial) {
+    PlanProblem p;
+    p.sharding = sharding_;
+    p.alignment = stripe_ * draw(1, 5);
+    p.row_budget = p.alignment + draw(0, 3 * p.alignment + 300);
+    const int scale = draw(1, 3) == 1 ? 3000 : 300;
+    for (int i = draw(0, 12); i > 0; --i) {
+      p.query_lens.push_back(draw(0, 3) == 0 ? draw(0, 1) : draw(0, 90));
+      p.context_lens.push_back(draw(0, 3) == 0 ? 0 : draw(1, scale));
+    }
+    SCOPED_TRACE(::testing::PrintToString(p));
+    check_invariants(p, plan_of(p));
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
+TEST_P(ShardedPlanner, IsMinimalAgainstADynamicProgram) {
+  std::mt19937 random(4);
+  const auto draw = [&](int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(random);
+  };
+  for (int trial = 0; trial < 300; ++trial) {
+    PlanProblem p;
+    p.sharding = sharding_;
+    p.alignment = stripe_ * draw(1, 3);
+    p.row_budget = p.alignment + draw(0, 4 * p.alignment);
+    for (int i = draw(1, 6); i > 0; --i) {
+      p.query_lens.push_back(1);
+      p.context_lens.push_back(draw(0, 4) == 0 ? 0 : draw(1, 10 * p.alignment));
+    }
+    ASSERT_EQ(static_cast<int>(plan_of(p).chunks.size()), FewestChunks(p).from(0, 0)) << p;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Dcp, ShardedPlanner,
+                         ::testing::Combine(::testing::Values(1, 2, 3, 4),
+                                            ::testing::Values(1, 2, 16, 64)));
+
+TEST(Planner, ShardedEqualSplitCutsARanksShare) {
+  const Lens query_lens(3, 4), context_lens{1000, 0, 130};
+  // 512 rows a rank over 2 requests with context: 256 of a rank are 512 of the context.
+  const PlannerOptions options{1024, 128, {2, 64}};
+  EXPECT_EQ(equal_split_passes(context_lens, options), 2);
+  const ContextPlan plan = plan_equal_split(query_lens, context_lens, options);
+  ASSERT_EQ(plan.chunks.size(), 2u);
+  EXPECT_THAT(plan.seq_lens(0), ElementsAre(512, 0, 130));
+  EXPECT_THAT(plan.local_seq_lens(0), ElementsAre(256, 0, 128));
+  EXPECT_THAT(plan.rank_seq_lens(0), ElementsAre(256, 256, 0, 0, 66, 64));
+  EXPECT_THAT(plan.local_starts(1), ElementsAre(256, 256, 256));
+  EXPECT_THAT(plan.local_seq_lens(1), ElementsAre(256, 0, 0));
+  EXPECT_THAT(plan.rank_seq_lens(1), ElementsAre(256, 232, 0, 0, 0, 0));
+}
+
+TEST(Planner, DefaultAlignmentSuitsPagesAndStripes) {
+  EXPECT_EQ(default_alignment(64, {}), 64);
+  EXPECT_EQ(default_alignment(64, {1, 48}), 64);
+  EXPECT_EQ(default_alignment(128, {2, 64}), 128);
+  EXPECT_EQ(default_alignment(64, {3, 1}), 192);
+  EXPECT_EQ(default_alignment(61, {4, 16}), 61 * 64);
+  EXPECT_EQ(default_alignment(2147483647, {2, 1 << 29}), 2147483647LL << 30);
+  EXPECT_THROW(default_alignment(0, {}), std::invalid_argument);
+  EXPECT_THROW(default_alignment(64, {2, 1 << 30}), std::invalid_argument);
 }
 
 TEST(Planner, OneLongRequestLeavesRoomForTheShortOnes) {
@@ -319,11 +450,27 @@ TEST(Planner, BadInputIsNamed) {
   EXPECT_THAT(error_of({{1}, {5}, 64, 0}), HasSubstr("alignment: got 0"));
   EXPECT_THAT(error_of({{1}, {5}, 64, 65}), HasSubstr("alignment: got 65"));
   EXPECT_THAT(error_of({{2147483647, 1}, {5, 5}, 64, 16}), HasSubstr("2^31-1 tokens"));
+  EXPECT_EQ(error_of({{1}, {5}, 64, 16, {0, 1}}), "world: got 0, expected at least 1");
+  EXPECT_EQ(error_of({{1}, {5}, 64, 16, {2, 0}}), "interleave: got 0, expected at least 1");
+  EXPECT_THAT(error_of({{1}, {5}, 64, 16, {1 << 16, 1 << 15}}), HasSubstr("of at most 2^31-1"));
+  EXPECT_EQ(error_of({{1}, {5}, 64, 24, {2, 16}}),
+            "alignment: got 24, expected a multiple of interleave · world (32)");
+  // One aligned piece takes 64 rows of each rank, whose share is 63.
+  EXPECT_EQ(error_of({{1}, {5}, 127, 128, {2, 64}}),
+            "alignment: got 128, expected at most the workspace's 127 rows");
 }
 
 TEST(Planner, LargestLengthsDoNotOverflow) {
-  const PlanProblem p = problem({std::numeric_limits<std::int32_t>::max()}, 1 << 30, 1 << 20);
-  check_invariants(p, plan_of(p));
+  PlanProblem p = problem({std::numeric_limits<std::int32_t>::max()}, 1 << 30, 1 << 20);
+  const ContextPlan whole = plan_of(p);
+  ASSERT_EQ(whole.chunks.size(), 2u);
+  EXPECT_THAT(whole.seq_lens(1), ElementsAre((1 << 30) - 1));
+  p.sharding = {2, 1 << 19};
+  const ContextPlan sharded = plan_of(p);
+  ASSERT_EQ(sharded.chunks.size(), 2u);
+  EXPECT_THAT(sharded.local_starts(1), ElementsAre(1 << 29));
+  EXPECT_THAT(sharded.local_seq_lens(1), ElementsAre(1 << 29));
+  EXPECT_THAT(sharded.rank_seq_lens(1), ElementsAre(1 << 29, (1 << 29) - 1));
 }
 
 // Linear in requests + chunks: 16 times the work may not take 100 times as long.

@@ -28,6 +28,8 @@ using Json = nlohmann::ordered_json;
 
 // A plan takes ~100 bytes per chunk; a batch that needs more than this many is a typing error.
 constexpr int64_t kMaxChunks = int64_t{1} << 24;
+// Ranks of one context. Far beyond any machine; a plan has an entry per member and rank.
+constexpr int32_t kMaxWorld = 256;
 // Members of all equal-split passes of a batch that is drawn.
 constexpr int64_t kMaxDrawnMembers = int64_t{1} << 26;
 
@@ -35,10 +37,33 @@ struct PlanArguments {
   BatchInput input;
   int32_t workspace = 65536;  // rows
   int32_t block_size = 64;
-  int32_t alignment = 0;  // 0 = block_size
+  int32_t alignment = 0;  // 0 = default_alignment()
+  int32_t world = 0;      // 0 = no --dcp
+  int32_t interleave = 1;
   std::optional<std::string> svg;
   bool json = false;
+
+  bool dcp() const { return world > 0; }
+  ContextSharding sharding() const {
+    return dcp() ? ContextSharding{world, interleave} : ContextSharding{};
+  }
 };
+
+PlannerOptions planner_options(const PlanArguments& arguments) {
+  const ContextSharding sharding = arguments.sharding();
+  int64_t alignment = arguments.alignment;
+  if (alignment == 0) {
+    alignment = default_alignment(arguments.block_size, sharding);
+    if (alignment > arguments.workspace && arguments.dcp()) {
+      throw std::invalid_argument(
+          "alignment: got lcm(--block, --interleave · --dcp) = " + std::to_string(alignment) +
+          ", expected at most the workspace's " + std::to_string(arguments.workspace) + " rows");
+    }
+  }
+  return {.row_budget = arguments.workspace,
+          .alignment = static_cast<int32_t>(alignment),
+          .sharding = sharding};
+}
 
 // One batch's lengths in the planner's form, with both schedules' counts.
 struct PlannedBatch {
@@ -55,14 +80,15 @@ PlannedBatch plan_batch(int64_t number, const std::vector<RequestLengths>& batch
                         const PlannerOptions& options) {
   PlannedBatch planned;
   planned.number = number;
-  int64_t context_rows = 0;
+  int64_t context_rows = 0;  // on each rank
   for (const RequestLengths& request : batch) {
     planned.query_lens.push_back(request.query_len);
     planned.context_lens.push_back(request.context_len);
-    context_rows += request.context_len;
+    context_rows += options.sharding.padded_rows(request.context_len);
   }
   // A chunk that is closed early still takes more than row_budget − alignment rows.
-  const int64_t filled = std::max(1, options.row_budget - options.alignment + 1);
+  const int32_t world = options.sharding.world;
+  const int64_t filled = std::max(1, options.row_budget / world - options.alignment / world + 1);
   if (context_rows / filled > kMaxChunks) {
     throw std::invalid_argument("batch " + std::to_string(number) + ": got " +
                                 std::to_string(context_rows) + " rows of context, expected fewer " +
@@ -73,21 +99,44 @@ PlannedBatch plan_batch(int64_t number, const std::vector<RequestLengths>& batch
   return planned;
 }
 
-Json chunk_json(const ContextPlan& plan, size_t index) {
+Json chunk_json(const ContextPlan& plan, size_t index, bool dcp) {
   const ContextChunk& chunk = plan.chunks[index];
-  return {{"request_begin", chunk.request_begin},
-          {"request_end", chunk.request_end},
-          {"token_begin", chunk.token_begin},
-          {"token_end", chunk.token_end},
-          {"num_rows", chunk.num_rows},
-          {"starts", plan.starts(index)},
-          {"seq_lens", plan.seq_lens(index)},
-          {"cu_seq_lens", plan.cu_seq_lens(index)},
-          {"cu_query_lens", plan.cu_query_lens(index)},
-          {"max_query_len", chunk.max_query_len},
-          {"max_seq_len", chunk.max_seq_len},
-          {"is_continuation", chunk.is_continuation},
-          {"continuation_token_end", chunk.continuation_token_end}};
+  Json json = {{"request_begin", chunk.request_begin},
+               {"request_end", chunk.request_end},
+               {"token_begin", chunk.token_begin},
+               {"token_end", chunk.token_end},
+               {"num_rows", chunk.num_rows},
+               {"starts", plan.starts(index)},
+               {"seq_lens", plan.seq_lens(index)},
+               {"cu_seq_lens", plan.cu_seq_lens(index)},
+               {"cu_query_lens", plan.cu_query_lens(index)},
+               {"max_query_len", chunk.max_query_len},
+               {"max_seq_len", chunk.max_seq_len},
+               {"is_continuation", chunk.is_continuation},
+               {"continuation_token_end", chunk.continuation_token_end}};
+  if (dcp) {
+    json["local_starts"] = plan.local_starts(index);
+    json["local_seq_lens"] = plan.local_seq_lens(index);
+    json["cu_local_seq_lens"] = plan.cu_local_seq_lens(index);
+    // One list per member, with an entry per rank.
+    const auto rank_seq_lens = plan.rank_seq_lens(index);
+    const auto world = static_cast<size_t>(plan.sharding.world);
+    json["rank_seq_lens"] = Json::array();
+    for (size_t i = 0; i < rank_seq_lens.size(); i += world) {
+      json["rank_seq_lens"].push_back(rank_seq_lens.subspan(i, world));
+    }
+  }
+  return json;
+}
+
+// Rows that every rank sets aside for each request's context, over all chunks.
+std::vector<int64_t> local_totals(const PlannedBatch& batch) {
+  std::vector<int64_t> totals(batch.context_lens.size(), 0);
+  for (size_t i = 0; i < batch.packed.chunks.size(); ++i) {
+    auto request = static_cast<size_t>(batch.packed.chunks[i].request_begin);
+    for (const int32_t rows : batch.packed.local_seq_lens(i)) totals[request++] += rows;
+  }
+  return totals;
 }
 
 // "3" or "3-17": the range [begin, end), which is not empty.
@@ -96,30 +145,53 @@ std::string format_range(int64_t begin, int64_t end) {
   return format_count(begin) + "-" + format_count(end - 1);
 }
 
-void print_chunks(const ContextPlan& plan, int32_t workspace) {
+// "1,024" or "72-128": the rows of a chunk that the ranks really hold, from the fewest to the most.
+std::string held_rows(const ContextPlan& plan, size_t index) {
+  std::vector<int64_t> of_rank(static_cast<size_t>(plan.sharding.world), 0);
+  const auto rank_seq_lens = plan.rank_seq_lens(index);
+  for (size_t i = 0; i < rank_seq_lens.size(); ++i) of_rank[i % of_rank.size()] += rank_seq_lens[i];
+  const auto [fewest, most] = std::minmax_element(of_rank.begin(), of_rank.end());
+  return format_range(*fewest, *most + 1);
+}
+
+void print_chunks(const ContextPlan& plan, int32_t workspace, bool dcp) {
   if (plan.empty()) return;
-  Table table({{"chunk"},
-               {"requests"},
-               {"tokens"},
-               {"rows"},
-               {"workspace, %"},
-               {"longest query, tokens"},
-               {"longest context, rows"},
-               {"continues", Table::Align::left}});
+  std::vector<Table::Column> columns = {{"chunk"},
+                                        {"requests"},
+                                        {"tokens"},
+                                        {"rows"},
+                                        {"workspace, %"},
+                                        {"longest query, tokens"},
+                                        {"longest context, rows"}};
+  if (dcp) {
+    columns.push_back({"rows a rank"});
+    columns.push_back({"without padding"});
+  }
+  columns.push_back({"continues", Table::Align::left});
+  Table table(std::move(columns));
   for (size_t i = 0; i < plan.chunks.size(); ++i) {
     const ContextChunk& chunk = plan.chunks[i];
     std::string continues;
     if (chunk.is_continuation) {
       continues = "request " + format_count(chunk.request_begin) + " from row " +
                   format_count(plan.starts(i)[0]);
+      if (dcp) continues += " (a rank's " + format_count(plan.local_starts(i)[0]) + ")";
     }
-    table.add_row(
-        {format_count(static_cast<int64_t>(i)),
-         format_range(chunk.request_begin, chunk.request_end),
-         chunk.token_begin == chunk.token_end ? "none"
-                                              : format_range(chunk.token_begin, chunk.token_end),
-         format_count(chunk.num_rows), format_number(100.0 * chunk.num_rows / workspace, 1),
-         format_count(chunk.max_query_len), format_count(chunk.max_seq_len), continues});
+    std::vector<std::string> cells = {format_count(static_cast<int64_t>(i)),
+                                      format_range(chunk.request_begin, chunk.request_end),
+                                      chunk.token_begin == chunk.token_end
+                                          ? "none"
+                                          : format_range(chunk.token_begin, chunk.token_end),
+                                      format_count(chunk.num_rows),
+                                      format_number(100.0 * chunk.num_rows / workspace, 1),
+                                      format_count(chunk.max_query_len),
+                                      format_count(chunk.max_seq_len)};
+    if (dcp) {
+      cells.push_back(format_count(plan.local_rows(i)));
+      cells.push_back(held_rows(plan, i));
+    }
+    cells.push_back(continues);
+    table.add_row(std::move(cells));
   }
   std::cout << table << '\n';
 }
@@ -162,6 +234,10 @@ void write_svg(const PlanArguments& arguments, const PlannedBatch& batch, int64_
                                format_count(num_batches) + " of " +
                                format_count(arguments.input.batch_tokens()) + " tokens"
                          : arguments.input.name();
+  if (arguments.dcp()) {
+    drawing.subtitle = "dcp " + format_count(arguments.world) + ", interleave " +
+                       format_count(arguments.interleave) + " · " + drawing.subtitle;
+  }
   drawing.subtitle = "alignment " + format_count(options.alignment) + " · " + drawing.subtitle;
   drawing.workspace_rows = options.row_budget;
   drawing.context_lens.assign(batch.context_lens.begin(), batch.context_lens.end());
@@ -178,9 +254,7 @@ void write_svg(const PlanArguments& arguments, const PlannedBatch& batch, int64_
 
 void run_plan(PlanArguments& arguments) {
   arguments.input.open();
-  const PlannerOptions options = {
-      .row_budget = arguments.workspace,
-      .alignment = arguments.alignment > 0 ? arguments.alignment : arguments.block_size};
+  const PlannerOptions options = planner_options(arguments);
 
   int64_t num_batches = 0;
   int64_t packed_chunks = 0;
@@ -213,12 +287,16 @@ void run_plan(PlanArguments& arguments) {
                  {"equal_split_passes", passes},    {"requests", arguments.input.num_requests()},
                  {"new_tokens", new_tokens},        {"context_rows", context_rows},
                  {"workspace", options.row_budget}, {"alignment", options.alignment}};
+    if (arguments.dcp()) {
+      json["dcp"] = arguments.world;
+      json["interleave"] = arguments.interleave;
+    }
     if (arguments.input.is_trace()) {
       json["batch_tokens"] = arguments.input.batch_tokens();
     } else {
       Json chunks = Json::array();
       for (size_t i = 0; i < shown.packed.chunks.size(); ++i) {
-        chunks.push_back(chunk_json(shown.packed, i));
+        chunks.push_back(chunk_json(shown.packed, i, arguments.dcp()));
       }
       json["chunks"] = std::move(chunks);
       Json ranges = Json::array();
@@ -227,12 +305,16 @@ void run_plan(PlanArguments& arguments) {
       }
       json["running_rows"] = shown.packed.running_rows;
       json["context_free_token_ranges"] = std::move(ranges);
+      if (arguments.dcp()) json["local_totals"] = local_totals(shown);
     }
     std::cout << json.dump(2) << '\n';
     return;
   }
 
-  if (!arguments.input.is_trace()) print_chunks(shown.packed, arguments.workspace);
+  if (!arguments.input.is_trace()) {
+    print_chunks(shown.packed, arguments.workspace, arguments.dcp());
+  }
+
   std::cout << counted(arguments.input.num_requests(), "request", "requests") << ", "
             << counted(new_tokens, "new token", "new tokens") << ", "
             << counted(context_rows, "row", "rows") << " of context";
@@ -241,7 +323,13 @@ void run_plan(PlanArguments& arguments) {
               << format_count(arguments.input.batch_tokens()) << " tokens";
   }
   std::cout << "; workspace " << format_count(options.row_budget) << " rows, alignment "
-            << format_count(options.alignment) << '\n'
+            << format_count(options.alignment);
+  if (arguments.dcp()) {
+    std::cout << "; dcp " << format_count(arguments.world) << ", interleave "
+              << format_count(arguments.interleave) << ": at most "
+              << counted(options.row_budget / arguments.world, "row", "rows") << " a rank";
+  }
+  std::cout << '\n'
             << "packed: " << counted(packed_chunks, "chunk", "chunks")
             << "   equal split: " << counted(passes, "pass", "passes");
   if (packed_chunks > 0) {
@@ -268,8 +356,18 @@ void add_plan_command(CLI::App& app) {
       ->capture_default_str();
   command
       ->add_option("--alignment", arguments->alignment,
-                   "Chunks cut requests at multiples of this [rows of a page]")
+                   "Chunks cut requests at multiples of this [rows of a page; with --dcp the least "
+                   "common multiple of that and interleave x ranks]")
       ->check(positive);
+  CLI::Option* dcp =
+      command->add_option("--dcp", arguments->world, "Ranks that the context is sharded over");
+  dcp->check(CLI::Range(1, kMaxWorld));
+  command
+      ->add_option("--interleave", arguments->interleave,
+                   "Consecutive rows of one rank under --dcp")
+      ->check(positive)
+      ->needs(dcp)
+      ->capture_default_str();
   command->add_option("--svg", arguments->svg,
                       "Draw both schedules into this file (of a trace: the batch that packing "
                       "helps most)");
