@@ -187,7 +187,7 @@ class Plan(Command):
         for chunk in plan["chunks"]:
             self.assertLessEqual(chunk["cu_local_seq_lens"][-1], 512)
         self.assertEqual([chunk["local_starts"] for chunk in plan["chunks"]],
-                         [[0], [512], [1024], [0]])
+                         [[0], [512], [1024], [0, 0]])
         self.assertEqual([chunk["local_seq_lens"] for chunk in plan["chunks"]],
                          [[512], [512], [512], [128, 128]])
         self.assertEqual(plan["chunks"][3]["rank_seq_lens"], [[128, 72], [128, 72]])
