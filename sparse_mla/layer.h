@@ -4,7 +4,8 @@
 ///
 /// Decode tokens: sparse MQA over the paged cache. Prefill requests: dense MHA, masked MHA (both
 /// chunked over the cached context) or sparse MQA, chosen by BatchMetadata. All paths read the
-/// cache, the new tokens' rows included, so that they see the same (quantised) bytes.
+/// cache, the new tokens' rows included, so that they see the same (quantised) bytes. The key of a
+/// token with slot −1 is whatever its page holds.
 #pragma once
 
 #include <cstddef>
