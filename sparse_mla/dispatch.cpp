@@ -81,7 +81,13 @@ Dispatch& Dispatch::force(std::string_view text) {
 
 Dispatch Dispatch::from_environment() {
   Dispatch dispatch;
-  if (const char* text = std::getenv("SPARSE_MLA_FORCE")) dispatch.force(text);
+  const char* text = std::getenv("SPARSE_MLA_FORCE");
+  if (text == nullptr) return dispatch;
+  try {
+    dispatch.force(text);
+  } catch (const std::invalid_argument& error) {
+    throw std::invalid_argument(std::string("SPARSE_MLA_FORCE: ") + error.what());
+  }
   return dispatch;
 }
 

@@ -145,7 +145,8 @@ TEST(Force, EnvironmentVariable) {
   const Capacity capacity(Limits{}, dispatch);
   EXPECT_STREQ(capacity.operations().sparse_mqa.entry->name, "cpu_reference");
   setenv("SPARSE_MLA_FORCE", "nonsense", 1);
-  EXPECT_THROW(Dispatch::from_environment(), std::invalid_argument);
+  EXPECT_EQ(error_of([] { Dispatch::from_environment(); }),
+            "SPARSE_MLA_FORCE: force: got 'nonsense', expected operation:entry");
   unsetenv("SPARSE_MLA_FORCE");
   EXPECT_TRUE(Dispatch::from_environment().forced.empty());
 }
