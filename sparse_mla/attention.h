@@ -29,7 +29,8 @@ std::string to_string(AttendMode mode);
 /// Operation `attend`: MHA over the members of one chunk (or of the suffix), with the partial's
 /// epilogue folded in: rows of the running partial before `merge_row_end` are merged, the others
 /// written. A row that sees no key gives out 0, lse −inf. Rows of k and v that belong to no member
-/// may hold anything, NaN included.
+/// may hold anything, NaN included. A member's own values must be finite: one that is not may reach
+/// every query row whose tile holds its key, seen or not (its weight is 0, and 0 · NaN is NaN).
 struct AttendProblem {
   int num_heads = 128;
   int qk_nope_head_dim = 128;

@@ -17,19 +17,25 @@
 
 namespace sparse_mla {
 
-/// A problem with the entry chosen for it.
+/// A problem with the entry chosen for it and the scratch counted for it, which stays what it was
+/// on the thread that chose: OpenMP's thread count is a setting of each thread.
 template <class Problem, class Call>
 struct Choice {
   Problem problem;
   const Operation<Problem, Call>* operation = nullptr;
   const Entry<Problem, Call>* entry = nullptr;
+  std::size_t bytes = 0;
 
   Choice(const Operation<Problem, Call>& op, const Problem& bounds, const Dispatch& dispatch)
-      : problem(bounds), operation(&op), entry(&op.choose(bounds, dispatch)) {}
+      : problem(bounds),
+        operation(&op),
+        entry(&op.choose(bounds, dispatch)),
+        bytes(entry->workspace_bytes(bounds)) {}
 
-  std::size_t workspace_bytes() const { return entry->workspace_bytes(problem); }
+  std::size_t workspace_bytes() const { return bytes; }
   void run(const Call& call, std::span<std::byte> workspace, Stream stream) const {
-    operation->run(*entry, problem, call, workspace, stream);
+    require_workspace(operation->name(), entry->name, workspace, bytes);
+    entry->run(problem, call, workspace.first(bytes), stream);
   }
 };
 

@@ -27,6 +27,20 @@ std::string joined(const std::vector<std::string>& names) {
 
 }  // namespace
 
+void require_workspace(std::string_view operation, std::string_view entry,
+                       std::span<const std::byte> workspace, std::size_t needed) {
+  if (workspace.size() < needed)
+    throw_invalid(std::string(operation) + ": workspace", std::to_string(workspace.size()),
+                  "at least " + std::to_string(needed) + " bytes for entry " + std::string(entry));
+  // Here, since the entries carve it inside parallel regions, which no exception may leave.
+  const std::size_t odd = reinterpret_cast<std::uintptr_t>(workspace.data()) % kWorkspaceAlignment;
+  if (needed > 0 && odd != 0)
+    throw_invalid(std::string(operation) + ": workspace",
+                  "an address " + std::to_string(odd) + " bytes past a multiple",
+                  "a multiple of " + std::to_string(kWorkspaceAlignment) + " for entry " +
+                      std::string(entry));
+}
+
 std::vector<OperationNames> known_operations() {
   return {names_of(write_cache_operation()),    names_of(select_from_indexer_operation()),
           names_of(indexer_scores_operation()), names_of(select_operation()),
@@ -67,7 +81,13 @@ Dispatch& Dispatch::force(std::string_view text) {
 
 Dispatch Dispatch::from_environment() {
   Dispatch dispatch;
-  if (const char* text = std::getenv("SPARSE_MLA_FORCE")) dispatch.force(text);
+  const char* text = std::getenv("SPARSE_MLA_FORCE");
+  if (text == nullptr) return dispatch;
+  try {
+    dispatch.force(text);
+  } catch (const std::invalid_argument& error) {
+    throw std::invalid_argument(std::string("SPARSE_MLA_FORCE: ") + error.what());
+  }
   return dispatch;
 }
 

@@ -1,6 +1,7 @@
 #include "sparse_mla/indexer.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "sparse_mla/error.h"
 
@@ -41,6 +42,8 @@ ScorePlan plan_scores(std::span<const ScoreRequest> requests, std::int64_t budge
             std::min(request.query_len, request.context_len), "lengths of at least 0");
     if (request.query_len == 0) continue;
     const std::int64_t seq_len = std::int64_t{request.context_len} + request.query_len;
+    require(seq_len <= std::numeric_limits<std::int32_t>::max(), "requests", seq_len,
+            "context_len + query_len of at most 2^31-1");
     const std::int64_t whole = request.query_len * seq_len;
     if (open && plan.pieces.back().num_scores + whole > budget) open = false;
     if (whole <= budget) {
@@ -48,10 +51,11 @@ ScorePlan plan_scores(std::span<const ScoreRequest> requests, std::int64_t budge
       continue;
     }
     // Too much for any piece: by query rows, at least one at a time, in pieces of its own.
-    const auto rows = static_cast<std::int32_t>(std::max<std::int64_t>(budget / seq_len, 1));
-    for (std::int32_t row = 0; row < request.query_len; row += rows) {
+    const std::int64_t rows = std::max<std::int64_t>(budget / seq_len, 1);
+    for (std::int64_t row = 0; row < request.query_len; row += rows) {
       open = false;
-      add(request, row, row + std::min(rows, request.query_len - row));
+      add(request, static_cast<std::int32_t>(row),
+          static_cast<std::int32_t>(std::min<std::int64_t>(row + rows, request.query_len)));
     }
     open = false;
   }

@@ -1,6 +1,7 @@
 #include "sparse_mla/layer.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "sparse_mla/error.h"
 
@@ -57,6 +58,42 @@ void check(const Limits& limits, const BatchMetadata& batch, const LayerTensors&
           to_string(t.latent_cache.format), to_string(limits.cache_format));
   require(t.index_cache.block_size == limits.block_size, "index_cache.block_size",
           t.index_cache.block_size, std::to_string(limits.block_size));
+}
+
+/// Kernels walk the last axis by pointer.
+template <class View>
+void require_rows(const char* name, const View& view) {
+  constexpr std::size_t kLast = View::rank() - 1;
+  if (view.size() == 0 || view.extent(kLast) == 1 || view.stride(kLast) == 1) return;
+  throw_invalid(name, "stride " + std::to_string(view.stride(kLast)), "stride 1 of the last axis");
+}
+
+/// What the operations ask of the tensors' memory, all of it before the first of them writes.
+void check_memory(const Limits& limits, const LayerTensors& t) {
+  require_rows("q", t.q);
+  require_rows("latent", t.latent);
+  require_rows("index_q", t.index_q);
+  require_rows("index_k", t.index_k);
+  require_rows("kv_b_proj", t.kv_b_proj);
+  require_rows("picks", t.picks);
+  require_rows("out", t.out);
+  const LatentCache& latent = t.latent_cache;
+  const std::int64_t most = std::numeric_limits<std::int32_t>::max() / limits.block_size;
+  require(latent.num_blocks >= 0 && latent.num_blocks <= most, "latent_cache.num_blocks",
+          latent.num_blocks, "0 … " + std::to_string(most) + ": slots are 32-bit");
+  require(latent.data != nullptr || latent.num_blocks == 0, "latent_cache.data", "null", "pages");
+  const std::int64_t row_bytes = latent_row_bytes(limits.cache_format, limits.dims);
+  require(latent.row_stride >= row_bytes, "latent_cache.row_stride", latent.row_stride,
+          "at least a row's " + std::to_string(row_bytes) + " bytes");
+  const IndexKeyCache& index = t.index_cache;
+  if (index.data == nullptr && index.num_blocks == 0) return;
+  require(index.num_blocks >= 0 && index.data != nullptr, "index_cache.data",
+          index.data == nullptr ? "null" : std::to_string(index.num_blocks) + " pages", "pages");
+  require(index.head_dim == limits.dims.index_head_dim, "index_cache.head_dim", index.head_dim,
+          "index_head_dim (" + std::to_string(limits.dims.index_head_dim) + ")");
+  const std::int64_t page_bytes = index_page_bytes(limits.block_size, index.head_dim);
+  require(index.block_stride >= page_bytes, "index_cache.block_stride", index.block_stride,
+          "at least a page's " + std::to_string(page_bytes) + " bytes");
 }
 
 /// Elements [begin, begin + count) of a view's second axis.
@@ -343,6 +380,7 @@ std::string to_string(Stage stage) {
 void run_layer(const Capacity& capacity, const BatchMetadata& metadata, const LayerTensors& tensors,
                std::span<std::byte> workspace, Stream stream, const RunOptions& options) {
   check(capacity.limits(), metadata, tensors);
+  if (metadata.num_tokens() > 0) check_memory(capacity.limits(), tensors);
   const LayerWorkspace carved = capacity.carve(workspace);
   if (metadata.num_tokens() == 0) return;
   LayerRun(capacity, metadata, tensors, carved, stream, options).run();

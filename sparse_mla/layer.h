@@ -4,7 +4,8 @@
 ///
 /// Decode tokens: sparse MQA over the paged cache. Prefill requests: dense MHA, masked MHA (both
 /// chunked over the cached context) or sparse MQA, chosen by BatchMetadata. All paths read the
-/// cache, the new tokens' rows included, so that they see the same (quantised) bytes.
+/// cache, the new tokens' rows included, so that they see the same (quantised) bytes. The key of a
+/// token with slot −1 is whatever its page holds.
 #pragma once
 
 #include <cstddef>
@@ -64,8 +65,9 @@ struct RunOptions {
 
 /// Runs the layer: launches only, no allocation, no synchronisation, no default-stream work (the
 /// CPU backend works on the calling thread and OpenMP's and is done on return). `metadata` must
-/// have been built with `capacity`. Throws std::invalid_argument naming the first tensor whose
-/// shape is wrong, before anything is written.
+/// have been built with `capacity`. Rows are contiguous (last stride 1), except those of lse,
+/// index_weights and block_tables; other strides are free. Throws std::invalid_argument naming the
+/// first tensor whose shape or memory is wrong, before anything is written.
 void run_layer(const Capacity& capacity, const BatchMetadata& metadata, const LayerTensors& tensors,
                std::span<std::byte> workspace, Stream stream = nullptr,
                const RunOptions& options = {});

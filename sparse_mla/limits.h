@@ -22,8 +22,8 @@ struct Limits {
   std::int32_t chunk_alignment = 0;  ///< of inner split points; 0 = block_size
   std::int64_t score_budget_bytes = std::int64_t{512} << 20;  ///< indexer scores of one piece
   std::int64_t mask_budget_bytes = std::int64_t{128} << 20;   ///< mask words, pad words not counted
-  /// Up-projected keys and values at a time (heads are looped in groups), and likewise absorbed
-  /// queries and their results (tokens are looped in tiles).
+  /// Up-projected keys and values at a time (heads are looped in groups, of one at least), and
+  /// likewise absorbed queries and their results (tokens are looped in tiles, of one at least).
   std::int64_t projection_budget_bytes = std::int64_t{1} << 30;
 };
 

@@ -114,7 +114,7 @@ BatchMetadata::BatchMetadata(const Capacity& capacity, std::span<const std::int3
     }
     num_tokens_ += query_len;
   }
-  max_blocks_ = (longest_seq + limits.block_size - 1) / limits.block_size;
+  max_blocks_ = longest_seq / limits.block_size + (longest_seq % limits.block_size > 0);
   choose_path(capacity, suffix);
 
   // A request that sees at most topk keys picks them all: nothing to score.

@@ -20,7 +20,9 @@ namespace sparse_mla {
 struct BatchOptions {
   AttentionPath path = AttentionPath::automatic;
   Schedule schedule = Schedule::packed;
-  bool select = true;  ///< false: the caller hands in the picks, nothing is scored
+  /// false: the caller hands in the picks, nothing is scored. The dense path does not read them: it
+  /// attends all keys, which is what any topk picks of so short a request are.
+  bool select = true;
 };
 
 /// Does the masked path fit its workspace? (design: the global mask if it fits, else per chunk.)

@@ -20,8 +20,13 @@
 
 #include "sparse_mla/error.h"
 #include "sparse_mla/types.h"
+#include "sparse_mla/workspace.h"
 
 namespace sparse_mla {
+
+/// Throws std::invalid_argument when `workspace` is too small or not aligned for `needed` bytes.
+void require_workspace(std::string_view operation, std::string_view entry,
+                       std::span<const std::byte> workspace, std::size_t needed);
 
 /// How entries are chosen. A plain value, safe to copy and share.
 struct Dispatch {
@@ -57,9 +62,11 @@ struct Entry {
   const char* summary;
   /// Why this entry cannot serve the problem on this machine; empty = it can.
   std::string (*why_not)(const Problem& problem);
-  /// Scratch for the worst call within the problem's bounds.
+  /// Scratch for the worst call within the problem's bounds. On the CPU also for every thread that
+  /// OpenMP would start for the calling thread.
   std::size_t (*workspace_bytes)(const Problem& problem);
-  /// Launches only: no allocation of device memory, no synchronisation.
+  /// Launches only: no allocation of device memory, no synchronisation. A CPU entry starts as many
+  /// threads as `workspace` has scratch for: OpenMP's limit may have changed since it was counted.
   void (*run)(const Problem& problem, const Call& call, std::span<std::byte> workspace,
               Stream stream);
 };
@@ -121,9 +128,7 @@ class Operation {
 
   void run(const EntryType& entry, const Problem& problem, const Call& call,
            std::span<std::byte> workspace, Stream stream) const {
-    const std::size_t needed = entry.workspace_bytes(problem);
-    require(workspace.size() >= needed, name_ + ": workspace", workspace.size(),
-            "at least " + std::to_string(needed) + " bytes for entry " + entry.name);
+    require_workspace(name_, entry.name, workspace, entry.workspace_bytes(problem));
     entry.run(problem, call, workspace, stream);
   }
 

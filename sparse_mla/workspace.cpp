@@ -20,8 +20,9 @@ std::byte* WorkspaceCarver::take_bytes(std::string_view name, std::size_t bytes)
         "workspace", std::to_string(memory_.size()) + " bytes",
         "at least " + std::to_string(offset + padded) + " bytes, for buffer " + std::string(name));
   used_ += padded;
+  if (!counting_) return memory_.data() + offset;
   buffers_.push_back({std::string(name), offset, bytes});
-  return counting_ ? nullptr : memory_.data() + offset;
+  return nullptr;
 }
 
 }  // namespace sparse_mla

@@ -24,7 +24,7 @@ struct WorkspaceBuffer {
 };
 
 /// Without memory it counts, with memory it hands out pointers. Not thread-safe; cheap, made per
-/// call.
+/// call: handing out allocates nothing.
 class WorkspaceCarver {
  public:
   WorkspaceCarver() = default;
@@ -39,12 +39,16 @@ class WorkspaceCarver {
         take_bytes(name, static_cast<std::size_t>(count < 0 ? 0 : count) * sizeof(T)));
   }
 
-  /// Everything that is left, for an operation's own scratch.
+  /// The next `bytes`, for an operation's own scratch.
   std::span<std::byte> take_span(std::string_view name, std::size_t bytes) {
     return {take_bytes(name, bytes), counting_ ? 0 : bytes};
   }
 
+  /// What nothing has taken; empty while counting.
+  std::span<std::byte> rest() const { return memory_.subspan(counting_ ? 0 : used_); }
+
   std::size_t bytes() const { return used_; }
+  /// What was counted.
   const std::vector<WorkspaceBuffer>& buffers() const { return buffers_; }
 
  private:

@@ -10,6 +10,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <omp.h>
 
 #include "sparse_mla/workspace.h"
 
@@ -386,6 +387,28 @@ TEST(LayerHeads, FewHeadsEqualTheFirstOfMany) {
   }
 }
 
+// OpenMP's thread count belongs to the thread that asks: a workspace counted where it was 1 serves
+// a caller with 4, and the other way round, with the same bits.
+TEST(LayerThreads, TheCallersThreadCountNeedNotBeTheCapacitys) {
+  const int before = omp_get_max_threads();
+  for (const AttentionPath path :
+       {AttentionPath::dense, AttentionPath::masked, AttentionPath::sparse}) {
+    const LayerCase c = repeatable(path);
+    const Written expected = written(RanLayer(c).data);
+    for (const auto& [counted, running] : {std::pair{1, 4}, std::pair{4, 1}}) {
+      omp_set_num_threads(counted);
+      const Capacity capacity(limits_of(c), {});
+      const HostWorkspace workspace(capacity.workspace_bytes());
+      const BatchMetadata batch(capacity, c.query_lens, c.context_lens, RanLayer::options(c));
+      LayerData data(RanLayer::problem(c));
+      omp_set_num_threads(running);
+      run_layer(capacity, batch, data.tensors(), workspace.span());
+      EXPECT_TRUE(written(data) == expected) << to_string(path) << ' ' << counted << ' ' << running;
+    }
+  }
+  omp_set_num_threads(before);
+}
+
 TEST(LayerStages, AreReportedInPairs) {
   const LayerCase c = repeatable(AttentionPath::masked);
   const Capacity capacity(limits_of(c), {});
@@ -453,6 +476,31 @@ TEST(LayerBadInput, IsNamedBeforeAnythingIsWritten) {
                 t.q = contiguous(static_cast<const bfloat16*>(nullptr), tokens, 8, 192);
               }),
               HasSubstr("q: got null"));
+  // Columns two elements apart: twice the memory, half of the width, the same shape.
+  std::vector<bfloat16> wide(2 * tokens * c.num_heads * 192);
+  const std::int64_t width = 2 * c.num_heads * 192;
+  EXPECT_THAT(
+      error([&](LayerTensors& t) {
+        t.q = strided<const bfloat16, 3>(wide.data(), {tokens, c.num_heads, 192}, {width, 384, 2});
+      }),
+      HasSubstr("q: got stride 2"));
+  EXPECT_THAT(
+      error([&](LayerTensors& t) {
+        t.out = strided<bfloat16, 3>(wide.data(), {tokens, c.num_heads, 128}, {width, 384, 2});
+      }),
+      HasSubstr("out: got stride 2"));
+  EXPECT_THAT(error([&](LayerTensors& t) { t.latent_cache.row_stride = 576; }),
+              HasSubstr("latent_cache.row_stride: got 576"));
+  EXPECT_THAT(error([&](LayerTensors& t) { t.latent_cache.data = nullptr; }),
+              HasSubstr("latent_cache.data: got null"));
+  EXPECT_THAT(error([&](LayerTensors& t) { t.latent_cache.num_blocks = std::int64_t{1} << 62; }),
+              HasSubstr("latent_cache.num_blocks: got 4611686018427387904"));
+  EXPECT_THAT(error([&](LayerTensors& t) { t.index_cache.data = nullptr; }),
+              HasSubstr("index_cache.data: got null"));
+  EXPECT_THAT(error([&](LayerTensors& t) { t.index_cache.head_dim = 64; }),
+              HasSubstr("index_cache.head_dim: got 64"));
+  EXPECT_THAT(error([&](LayerTensors& t) { t.index_cache.block_stride = 8; }),
+              HasSubstr("index_cache.block_stride: got 8"));
   std::vector<std::int64_t> slots(tokens, -1);
   slots[3] = data.num_blocks() * c.block_size;
   EXPECT_THAT(error([&](LayerTensors& t) {
@@ -462,6 +510,10 @@ TEST(LayerBadInput, IsNamedBeforeAnythingIsWritten) {
   EXPECT_THROW(
       run_layer(capacity, batch, good, workspace.span().first(capacity.workspace_bytes() - 1)),
       std::invalid_argument);
+  const auto untouched = LayerData(RanLayer::problem(c)).count_wrong_cache_rows();
+  EXPECT_EQ(data.count_wrong_cache_rows().latent, untouched.latent);
+  EXPECT_EQ(data.count_wrong_cache_rows().index_keys, untouched.index_keys);
+  EXPECT_GT(untouched.latent, 0);  // the new tokens' rows, which a run would have written
   for (std::int64_t token = 0; token < tokens; ++token) {
     ASSERT_TRUE(std::isnan(data.lse(token, 0)));
     ASSERT_EQ(data.picks(token)[0], 0x7FFFFFFF);

@@ -201,6 +201,10 @@ TEST(MaskBudget, BadInputIsNamed) {
   call.members = p.members;
   call.mask.members = layout.members;
   EXPECT_THROW(build_masks_operation().run({100, 4}, call, {}, {}, nullptr), std::invalid_argument);
+  call.members = {};
+  call.mask.members = {};
+  call.mask.tile.queries = 0;
+  EXPECT_THROW(build_masks_operation().run({100, 4}, call, {}, {}, nullptr), std::invalid_argument);
 }
 
 }  // namespace

@@ -73,6 +73,18 @@ TEST(Batch, OrdersAMixedBatchItself) {
   EXPECT_EQ(suffix[1].key_row, 5);
 }
 
+TEST(Batch, PagesOfTheLongestRequest) {
+  Limits l = limits();
+  l.max_model_len = 2147483647;
+  for (const auto& [block, pages] :
+       {std::pair{1, 2147483647}, std::pair{64, 1 << 25}, std::pair{2147483647, 1}}) {
+    l.block_size = block;
+    const Capacity capacity(l);
+    EXPECT_EQ(BatchMetadata(capacity, Lens{1, 1}, Lens{5, 2147483646}).max_blocks(), pages);
+    EXPECT_EQ(BatchMetadata(capacity, Lens{}, Lens{}).max_blocks(), 0);
+  }
+}
+
 TEST(Batch, DecodeThreshold) {
   Limits l = limits();
   l.decode_threshold = 3;
@@ -269,6 +281,7 @@ TEST(CapacityTest, BuffersCoverEveryAdmissibleBatch) {
   const auto draw = [&](int low, int high) {
     return std::uniform_int_distribution<int>(low, high)(random);
   };
+  int masked = 0, per_chunk = 0;  // batches that reach the mask buffers at all
   for (int trial = 0; trial < 300; ++trial) {
     Limits l = limits(draw(1, 64));
     l.max_num_tokens = draw(1, 300);
@@ -288,12 +301,25 @@ TEST(CapacityTest, BuffersCoverEveryAdmissibleBatch) {
       tokens += query.back();
       context.push_back(draw(0, 3) == 0 ? 0 : draw(0, l.max_model_len - query.back()));
     }
-    const BatchMetadata batch(capacity, query, context);
+    // Masked wherever it fits: what `auto` takes depends on the cost table.
+    BatchOptions options;
+    options.path = AttentionPath::masked;
+    const auto planned = [&] {
+      try {
+        return BatchMetadata(capacity, query, context, options);
+      } catch (const std::invalid_argument&) {
+        options.path = AttentionPath::automatic;
+        return BatchMetadata(capacity, query, context, options);
+      }
+    };
+    const BatchMetadata batch = planned();
+    masked += batch.prefill_path() == AttentionPath::masked;
+    per_chunk += !batch.chunk_mask_layouts().empty();
     const auto& select = capacity.operations().select_from_indexer.problem;
     EXPECT_LE(batch.score_plan().max_scores, select.max_scores);
     EXPECT_LE(batch.score_plan().max_rows, select.indexer.max_rows);
-    EXPECT_LE(batch.plan().chunks.empty() ? 0 : batch.plan().chunks[0].num_rows,
-              capacity.workspace_rows());
+    for (const ContextChunk& chunk : batch.plan().chunks)
+      EXPECT_LE(chunk.num_rows, capacity.workspace_rows());
     std::vector<const MaskLayout*> layouts{&batch.suffix_mask_layout()};
     for (const MaskLayout& layout : batch.chunk_mask_layouts()) layouts.push_back(&layout);
     std::size_t words = 0, ids = 0, counts = 0;
@@ -309,6 +335,8 @@ TEST(CapacityTest, BuffersCoverEveryAdmissibleBatch) {
       ASSERT_LE(layout->num_words, capacity.operations().build_masks.problem.max_words);
     }
   }
+  EXPECT_GT(masked, 100);
+  EXPECT_GT(per_chunk, 20);
 }
 
 std::vector<std::array<int, 3>> pieces(const Lens& query, const Lens& seq, std::int64_t budget) {

@@ -1,6 +1,7 @@
 // The frame around operations: registry, forces, workspaces, log, random numbers, errors.
 #include "sparse_mla/operation.h"
 
+#include <cmath>
 #include <cstdlib>
 #include <memory>
 #include <set>
@@ -104,11 +105,11 @@ TEST(Registry, ExplainSaysWhyNot) {
 
 TEST(Registry, RunChecksTheWorkspaceFirst) {
   std::string ran;
-  std::vector<std::byte> memory(12);
-  toy().run({12}, {&ran}, memory, {}, nullptr);
+  const HostWorkspace memory(12);
+  toy().run({12}, {&ran}, memory.span(), {}, nullptr);
   EXPECT_EQ(ran, "middle");
   ran.clear();
-  EXPECT_EQ(error_of([&] { toy().run({13}, {&ran}, memory, {}, nullptr); }),
+  EXPECT_EQ(error_of([&] { toy().run({13}, {&ran}, memory.span(), {}, nullptr); }),
             "toy: workspace: got 12, expected at least 13 bytes for entry middle");
   EXPECT_TRUE(ran.empty());
 }
@@ -144,7 +145,8 @@ TEST(Force, EnvironmentVariable) {
   const Capacity capacity(Limits{}, dispatch);
   EXPECT_STREQ(capacity.operations().sparse_mqa.entry->name, "cpu_reference");
   setenv("SPARSE_MLA_FORCE", "nonsense", 1);
-  EXPECT_THROW(Dispatch::from_environment(), std::invalid_argument);
+  EXPECT_EQ(error_of([] { Dispatch::from_environment(); }),
+            "SPARSE_MLA_FORCE: force: got 'nonsense', expected operation:entry");
   unsetenv("SPARSE_MLA_FORCE");
   EXPECT_TRUE(Dispatch::from_environment().forced.empty());
 }
@@ -175,6 +177,37 @@ TEST(Registry, TheScalarReferenceComesLast) {
   }
 }
 
+// An entry carves its scratch inside a parallel region, which no exception may leave.
+TEST(Workspace, AnOddAddressIsRefusedBeforeAnyThreadStarts) {
+  SparseMqaProblem problem;
+  problem.num_heads = 1;
+  problem.max_tokens = 1;
+  const std::size_t needed = sparse_mqa_operation().workspace_bytes(problem, {});
+  const HostWorkspace workspace(needed + 16);
+  const std::vector<bfloat16> q(576), row(576);
+  std::vector<bfloat16> out(512);
+  std::vector<float> lse(1);
+  const std::int32_t slot = 0;
+  SparseMqaCall call;
+  call.q = contiguous(q.data(), 1, 1, 576);
+  call.cache = make_latent_cache(
+      CacheFormat::bf16, const_cast<std::byte*>(reinterpret_cast<const std::byte*>(row.data())), 1,
+      1, ModelDims{});
+  call.slots = contiguous(&slot, 1, 1);
+  call.out = contiguous(out.data(), 1, 1, 512);
+  call.lse = contiguous(lse.data(), 1, 1);
+  EXPECT_THAT(error_of([&] {
+                sparse_mqa_operation().run(problem, call, workspace.span().subspan(16), {},
+                                           nullptr);
+              }),
+              HasSubstr("sparse_mqa: workspace: got an address 16 bytes past"));
+  EXPECT_THAT(error_of([&] {
+                sparse_mqa_operation().run(problem, call, workspace.span().first(needed - 1), {},
+                                           nullptr);
+              }),
+              HasSubstr("sparse_mqa: workspace: got " + std::to_string(needed - 1)));
+}
+
 TEST(Workspace, CountsWhatItCarves) {
   const auto take = [](WorkspaceCarver& carver) {
     auto* a = carver.take<float>("first", 3);
@@ -192,9 +225,11 @@ TEST(Workspace, CountsWhatItCarves) {
   EXPECT_EQ(static_cast<std::byte*>(pointers[1]) - base, 256);
   for (void* pointer : pointers)
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(pointer) % kWorkspaceAlignment, 0u);
-  ASSERT_EQ(carver.buffers().size(), 3u);
-  EXPECT_EQ(carver.buffers()[1].name, "second");
-  EXPECT_EQ(carver.buffers()[1].bytes, 8000u);
+  ASSERT_EQ(counter.buffers().size(), 3u);
+  EXPECT_EQ(counter.buffers()[1].name, "second");
+  EXPECT_EQ(counter.buffers()[1].bytes, 8000u);
+  EXPECT_TRUE(counter.rest().empty());
+  EXPECT_TRUE(carver.rest().empty());
 
   WorkspaceCarver small({base, 1024});
   EXPECT_THAT(error_of([&] { take(small); }), HasSubstr("for buffer second"));
@@ -246,6 +281,12 @@ TEST(Types, DimsOutOfRangeAreNamed) {
   dims.num_heads = 16;
   dims.index_topk = 0;
   EXPECT_THAT(error_of([&] { validate(dims); }), HasSubstr("index_topk: got 0"));
+  dims.index_topk = 1;
+  dims.v_head_dim = 2147483647;  // added to P it would pass an int
+  EXPECT_EQ(error_of([&] { validate(dims); }), "v_head_dim: got 2147483647, expected 1 … 16384");
+  dims.v_head_dim = 128;
+  dims.softmax_scale = HUGE_VALF;
+  EXPECT_THAT(error_of([&] { validate(dims); }), HasSubstr("softmax_scale: got inf"));
 }
 
 }  // namespace

@@ -255,6 +255,11 @@ TEST(Merge, BadShapesAreNamed) {
   EXPECT_THROW(merge_partials(a.view, b.view, b.view), std::invalid_argument);
   EXPECT_THROW(merge_partials(wide.view, b.view, b.view), std::invalid_argument);
   EXPECT_THROW(merge_partials(b.view, a.view, b.view), std::invalid_argument);
+  OwnedPartial one_head(2, 1, 4);
+  EXPECT_THROW(merge_partials(b.view, b.view, wide.view), std::invalid_argument);
+  EXPECT_THROW(merge_partials(b.view, b.view, one_head.view), std::invalid_argument);
+  EXPECT_THROW(merge_partials(b.view, b.view, {b.view.out, one_head.view.lse}),
+               std::invalid_argument);
 }
 
 // Contexts [64, 0, 64, 0], 4 query tokens each: 12 running rows, 8 of them with context.

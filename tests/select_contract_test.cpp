@@ -454,8 +454,11 @@ TEST_P(SelectContract, BadArgumentsAreRefusedBeforeAnythingIsWritten) {
   }
   out_rows[1] = 1;
 
-  // A workspace that is too small, through the operation and past it.
+  // A workspace that is too small even for one thread, through the operation and past it.
+  const int threads = omp_get_max_threads();
+  omp_set_num_threads(1);
   const std::size_t needed = entry().workspace_bytes(bounds);
+  omp_set_num_threads(threads);
   if (needed > kWorkspaceAlignment) {
     const GuardedWorkspace workspace(needed - kWorkspaceAlignment);
     EXPECT_THROW(select_operation().run(entry(), bounds, good, workspace.span(), nullptr),

@@ -78,9 +78,9 @@ int num_threads(const SelectProblem& problem) {
       std::clamp<std::int64_t>(problem.max_rows, 1, std::max(1, omp_get_max_threads())));
 }
 
-std::uint64_t* carve_ranks(const SelectProblem& problem, WorkspaceCarver& carver) {
+std::uint64_t* carve_ranks(const SelectProblem& problem, int threads, WorkspaceCarver& carver) {
   if (problem.order != SelectOrder::by_value) return nullptr;
-  return carver.take<std::uint64_t>("select ranks", std::int64_t{num_threads(problem)} * problem.k);
+  return carver.take<std::uint64_t>("select ranks", std::int64_t{threads} * problem.k);
 }
 
 void finish_row(const RowScores& row, SelectOrder order, bool ascending, std::int64_t count, int k,

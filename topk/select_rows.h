@@ -53,7 +53,7 @@ void finish_row(const RowScores& row, SelectOrder order, bool ascending, std::in
                 std::uint64_t* ranks, std::int32_t* picks, float* values);
 
 /// Scratch for finish_row, one set per thread; null where the order needs none.
-std::uint64_t* carve_ranks(const SelectProblem& problem, WorkspaceCarver& carver);
+std::uint64_t* carve_ranks(const SelectProblem& problem, int threads, WorkspaceCarver& carver);
 
 /// An Algorithm has
 ///   Scratch                                      pointers into the workspace
@@ -62,12 +62,17 @@ std::uint64_t* carve_ranks(const SelectProblem& problem, WorkspaceCarver& carver
 ///   static constexpr bool kAscending             whether picks come out by index
 ///   static void select_row(row, k, scratch, picks)   picks[0, k) ← the k best of row.len > k
 template <class Algorithm>
+std::size_t workspace_bytes(const SelectProblem& problem, int threads) {
+  WorkspaceCarver counter;
+  Algorithm::carve(problem, threads, counter);
+  carve_ranks(problem, threads, counter);
+  return counter.bytes();
+}
+
+template <class Algorithm>
 std::size_t workspace_bytes(const SelectProblem& problem) {
   validate(problem);
-  WorkspaceCarver counter;
-  Algorithm::carve(problem, num_threads(problem), counter);
-  carve_ranks(problem, counter);
-  return counter.bytes();
+  return workspace_bytes<Algorithm>(problem, num_threads(problem));
 }
 
 template <class Algorithm>
@@ -76,11 +81,13 @@ void select_rows(const SelectProblem& problem, const SelectCall& call,
   validate(problem, call);
   const std::int64_t num_rows = call.scores.num_rows;
   if (num_rows == 0) return;
-  const int threads = num_threads(problem);
+  // OpenMP's limit may have grown since the workspace was counted.
+  int threads = num_threads(problem);
+  while (threads > 1 && workspace_bytes<Algorithm>(problem, threads) > workspace.size()) --threads;
   const bool team = worth_a_team(num_rows, call.scores.row_len);
   WorkspaceCarver carver(workspace);
   const auto scratch = Algorithm::carve(problem, threads, carver);
-  std::uint64_t* const ranks = carve_ranks(problem, carver);
+  std::uint64_t* const ranks = carve_ranks(problem, threads, carver);
 
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (team)
   for (std::int64_t r = 0; r < num_rows; ++r) {

@@ -12,6 +12,9 @@ namespace {
 void check(const BuildMasksProblem& problem, const BuildMasksCall& call) {
   require(call.mask.members.size() == call.members.size(), "mask.members", call.mask.members.size(),
           "one per member (" + std::to_string(call.members.size()) + ")");
+  require(call.mask.tile.queries >= 1, "mask.tile.queries", call.mask.tile.queries, "at least 1");
+  require(call.mask.tile.keys >= 32 && call.mask.tile.keys % 32 == 0, "mask.tile.keys",
+          call.mask.tile.keys, "a multiple of 32");
   require(call.picks.extent(1) == problem.topk, "picks", call.picks.extent(1),
           "topk (" + std::to_string(problem.topk) + ") columns");
   std::int64_t words = 0;

@@ -36,6 +36,17 @@ void check(const MergeProblem& problem, const MergeCall& call) {
           "one of out_f32 and out_bf16");
   require(to_bf16 == problem.bf16_out || rows == 0, "out", to_bf16 ? "bf16" : "fp32",
           problem.bf16_out ? "bf16" : "fp32");
+  const auto check_width = [&](const auto& out) {
+    require(
+        rows == 0 || (out.extent(1) == problem.num_heads && out.extent(2) == problem.v_head_dim),
+        "out",
+        "[rows, " + std::to_string(out.extent(1)) + ", " + std::to_string(out.extent(2)) + "]",
+        "[rows, " + std::to_string(problem.num_heads) + ", " + std::to_string(problem.v_head_dim) +
+            "]");
+  };
+  to_bf16 ? check_width(call.out_bf16) : check_width(call.out_f32);
+  require(rows == 0 || call.lse.extent(0) == problem.num_heads, "lse", call.lse.extent(0),
+          "num_heads (" + std::to_string(problem.num_heads) + ") rows");
   const std::int64_t out_rows = to_bf16 ? call.out_bf16.extent(0) : call.out_f32.extent(0);
   require(call.lse.extent(1) >= out_rows || rows == 0, "lse", call.lse.extent(1),
           "a column per row of out");

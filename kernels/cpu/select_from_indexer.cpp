@@ -34,19 +34,16 @@ struct Buffers {
   std::int64_t* row_offsets;     // [max_rows] first score of each row
   std::int32_t* row_ends;        // [max_rows] keys that the row may see
   std::int32_t* out_rows;        // [max_rows] token
-  std::span<std::byte> scratch;  // of the two parts, one after the other
+  std::span<std::byte> scratch;  // of the two parts, one after the other: all that is left
 };
 
-Buffers carve(const SelectFromIndexerProblem& problem, const Parts& parts,
-              WorkspaceCarver& carver) {
+Buffers carve(const SelectFromIndexerProblem& problem, WorkspaceCarver& carver) {
   Buffers buffers;
   buffers.scores = carver.take<float>("scores", problem.max_scores);
   buffers.row_offsets = carver.take<std::int64_t>("score_row_offsets", problem.indexer.max_rows);
   buffers.row_ends = carver.take<std::int32_t>("score_row_ends", problem.indexer.max_rows);
   buffers.out_rows = carver.take<std::int32_t>("score_row_tokens", problem.indexer.max_rows);
-  buffers.scratch =
-      carver.take_span("scratch", std::max(parts.scores->workspace_bytes(problem.indexer),
-                                           parts.select->workspace_bytes(select_problem(problem))));
+  buffers.scratch = carver.rest();
   return buffers;
 }
 
@@ -71,7 +68,10 @@ std::string why_not(const SelectFromIndexerProblem& problem) {
 
 std::size_t workspace_bytes(const SelectFromIndexerProblem& problem) {
   WorkspaceCarver carver;
-  carve(problem, choose_parts(problem), carver);
+  carve(problem, carver);
+  const Parts parts = choose_parts(problem);
+  carver.take_span("scratch", std::max(parts.scores->workspace_bytes(problem.indexer),
+                                       parts.select->workspace_bytes(select_problem(problem))));
   return carver.bytes();
 }
 
@@ -90,7 +90,7 @@ void run(const SelectFromIndexerProblem& problem, const SelectFromIndexerCall& c
   if (call.piece.num_rows == 0) return;
   const Parts parts = choose_parts(problem);
   WorkspaceCarver carver(workspace);
-  const Buffers buffers = carve(problem, parts, carver);
+  const Buffers buffers = carve(problem, carver);
 
   std::int64_t row = 0;
   for (const ScoreMember& member : call.indexer.members)
@@ -101,7 +101,7 @@ void run(const SelectFromIndexerProblem& problem, const SelectFromIndexerCall& c
     }
   IndexerCall indexer = call.indexer;
   indexer.scores = buffers.scores;
-  indexer_scores_operation().run(*parts.scores, problem.indexer, indexer, buffers.scratch, stream);
+  parts.scores->run(problem.indexer, indexer, buffers.scratch, stream);
 
   SelectCall select;
   select.scores.data = buffers.scores;
@@ -111,7 +111,7 @@ void run(const SelectFromIndexerProblem& problem, const SelectFromIndexerCall& c
   select.ends = buffers.row_ends;
   select.indices = call.picks;
   select.out_rows = buffers.out_rows;
-  select_operation().run(*parts.select, select_problem(problem), select, buffers.scratch, stream);
+  parts.select->run(select_problem(problem), select, buffers.scratch, stream);
 }
 
 }  // namespace
