@@ -6,6 +6,7 @@
 #include <numeric>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -407,6 +408,28 @@ TEST(LayerThreads, TheCallersThreadCountNeedNotBeTheCapacitys) {
     }
   }
   omp_set_num_threads(before);
+}
+
+// Capacity and BatchMetadata are shared, tensors and workspace are each caller's own.
+TEST(LayerThreads, CallersShareCapacityAndMetadata) {
+  for (const AttentionPath path : {AttentionPath::masked, AttentionPath::sparse}) {
+    const LayerCase c = repeatable(path);
+    const Written expected = written(RanLayer(c).data);
+    const Capacity capacity(limits_of(c), {});
+    const BatchMetadata batch(capacity, c.query_lens, c.context_lens, RanLayer::options(c));
+    std::vector<Written> results(4);
+    std::vector<std::thread> callers;
+    for (Written& result : results)
+      callers.emplace_back([&] {
+        LayerData data(RanLayer::problem(c));
+        const HostWorkspace workspace(capacity.workspace_bytes());
+        for (int repeat = 0; repeat < 3; ++repeat)
+          run_layer(capacity, batch, data.tensors(), workspace.span());
+        result = written(data);
+      });
+    for (std::thread& caller : callers) caller.join();
+    for (const Written& result : results) EXPECT_TRUE(result == expected) << to_string(path);
+  }
 }
 
 TEST(LayerStages, AreReportedInPairs) {
