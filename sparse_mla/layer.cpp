@@ -54,8 +54,8 @@ void check(const Limits& limits, const BatchMetadata& batch, const LayerTensors&
               std::to_string(batch.max_blocks()) + "]");
   require(t.latent_cache.block_size == limits.block_size, "latent_cache.block_size",
           t.latent_cache.block_size, std::to_string(limits.block_size));
-  require(t.latent_cache.format == limits.cache_format, "latent_cache.format",
-          to_string(t.latent_cache.format), to_string(limits.cache_format));
+  validate(t.latent_cache, limits.cache_format, dims.kv_lora_rank, dims.qk_rope_head_dim,
+           "latent_cache");
   require(t.index_cache.block_size == limits.block_size, "index_cache.block_size",
           t.index_cache.block_size, std::to_string(limits.block_size));
 }
@@ -156,6 +156,7 @@ class LayerRun {
     call.slot_mapping = t_.slot_mapping;
     call.latent_cache = t_.latent_cache;
     call.index_cache = t_.index_cache;
+    call.power_of_two_scales = options_.power_of_two_scales;
     stage(Stage::write_cache, [&] { ops_.write_cache.run(call, w_.chunked_scratch, stream_); });
   }
 
@@ -314,6 +315,7 @@ class LayerRun {
           address(t_.kv_b_proj, head, 0, 0), {heads, nope + value, dims_.kv_lora_rank},
           {t_.kv_b_proj.stride(0), t_.kv_b_proj.stride(1), t_.kv_b_proj.stride(2)});
       project.kv = kv;
+      project.latent_scale = gathered_latent_scale(t_.latent_cache);
       stage(Stage::up_project, [&] { ops_.up_project.run(project, w_.chunked_scratch, stream_); });
 
       const View3<const bfloat16> projected = kv;
