@@ -54,8 +54,6 @@ void check(const Limits& limits, const BatchMetadata& batch, const LayerTensors&
               std::to_string(batch.max_blocks()) + "]");
   require(t.latent_cache.block_size == limits.block_size, "latent_cache.block_size",
           t.latent_cache.block_size, std::to_string(limits.block_size));
-  validate(t.latent_cache, limits.cache_format, dims.kv_lora_rank, dims.qk_rope_head_dim,
-           "latent_cache");
   require(t.index_cache.block_size == limits.block_size, "index_cache.block_size",
           t.index_cache.block_size, std::to_string(limits.block_size));
 }
@@ -79,12 +77,10 @@ void check_memory(const Limits& limits, const LayerTensors& t) {
   require_rows("out", t.out);
   const LatentCache& latent = t.latent_cache;
   const std::int64_t most = std::numeric_limits<std::int32_t>::max() / limits.block_size;
-  require(latent.num_blocks >= 0 && latent.num_blocks <= most, "latent_cache.num_blocks",
-          latent.num_blocks, "0 … " + std::to_string(most) + ": slots are 32-bit");
-  require(latent.data != nullptr || latent.num_blocks == 0, "latent_cache.data", "null", "pages");
-  const std::int64_t row_bytes = latent_row_bytes(limits.cache_format, limits.dims);
-  require(latent.row_stride >= row_bytes, "latent_cache.row_stride", latent.row_stride,
-          "at least a row's " + std::to_string(row_bytes) + " bytes");
+  validate(latent, limits.cache_format, limits.dims.kv_lora_rank, limits.dims.qk_rope_head_dim,
+           "latent_cache");
+  require(latent.num_blocks <= most, "latent_cache.num_blocks", latent.num_blocks,
+          "0 … " + std::to_string(most) + ": slots are 32-bit");
   const IndexKeyCache& index = t.index_cache;
   if (index.data == nullptr && index.num_blocks == 0) return;
   require(index.num_blocks >= 0 && index.data != nullptr, "index_cache.data",
