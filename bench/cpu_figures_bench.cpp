@@ -5,6 +5,7 @@
 #include <cstring>
 #include <numeric>
 #include <random>
+#include <span>
 #include <vector>
 
 #include <benchmark/benchmark.h>
@@ -255,7 +256,7 @@ void sparse_mqa(benchmark::State& state) {
   const auto few = slots(kTopk), all = slots(kKeys);
   SparseMqaCall call;
   call.q = contiguous(q.data(), kTokens, kHeads, 576);
-  call.cache = make_latent_cache(CacheFormat::bf16, reinterpret_cast<std::byte*>(rows.data()),
+  call.cache = make_latent_cache(CacheFormat::bf16, std::as_writable_bytes(std::span(rows)),
                                  kKeys / 64, 64, dims);
   call.softmax_scale = 0.0721688f;
   call.out = contiguous(out.data(), kTokens, kHeads, 512);

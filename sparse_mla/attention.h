@@ -53,9 +53,9 @@ struct AttendCall {
 };
 const Operation<AttendProblem, AttendCall>& attend_operation();
 
-/// Operation `sparse_mqa`: absorbed attention that touches only the selected rows. Slot −1 or
-/// outside the cache = skip (the row is not read). A token's slots must be distinct. No valid slot
-/// → out 0, lse −inf.
+/// Operation `sparse_mqa`: absorbed attention that touches only the selected rows; a quantised
+/// number is read as e4m3 · scale in fp32. Slot −1 or outside the cache = skip (the row is not
+/// read). A token's slots must be distinct. No valid slot → out 0, lse −inf.
 struct SparseMqaProblem {
   int num_heads = 128;
   int kv_lora_rank = 512;
@@ -78,7 +78,7 @@ struct SparseMqaCall {
 };
 const Operation<SparseMqaProblem, SparseMqaCall>& sparse_mqa_operation();
 
-/// Operation `up_project`: kv[r, h, :] = latent[r, :L] @ kv_b_proj[h]^T.
+/// Operation `up_project`: kv[r, h, :] = latent_scale · latent[r, :L] @ kv_b_proj[h]^T.
 struct UpProjectProblem {
   int num_heads = 128;
   int kv_lora_rank = 512;
@@ -89,6 +89,7 @@ struct UpProjectCall {
   View2<const bfloat16> latent;     ///< [rows, ≥ L]
   View3<const bfloat16> kv_b_proj;  ///< [num_heads, P+V, L]
   View3<bfloat16> kv;               ///< [rows, num_heads, P+V], k_nope first
+  float latent_scale = 1;           ///< see gathered_latent_scale()
 };
 const Operation<UpProjectProblem, UpProjectCall>& up_project_operation();
 

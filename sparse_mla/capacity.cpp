@@ -57,8 +57,8 @@ LayerProblems problems_of(const Limits& limits, const Dispatch& dispatch,
   const ModelDims& dims = limits.dims;
   const std::int64_t rows = latent_rows(limits, workspace_rows);
   LayerProblems p;
-  p.write_cache = {limits.max_num_tokens, limits.cache_format, dims.latent_dim(),
-                   dims.index_head_dim};
+  p.write_cache = {limits.max_num_tokens, limits.cache_format, dims.kv_lora_rank,
+                   dims.qk_rope_head_dim, dims.index_head_dim};
   p.select_from_indexer.indexer = {dims.index_n_heads, dims.index_head_dim, limits.max_num_tokens,
                                    limits.max_model_len};
   p.select_from_indexer.topk = dims.index_topk;
@@ -76,7 +76,7 @@ LayerProblems problems_of(const Limits& limits, const Dispatch& dispatch,
   p.sparse_mqa.format = limits.cache_format;
   p.sparse_mqa.max_tokens = token_tile;
   p.project_value = {dims.num_heads, dims.kv_lora_rank, dims.v_head_dim, token_tile};
-  p.gather = {rows, limits.cache_format, dims.latent_dim()};
+  p.gather = {rows, limits.cache_format, dims.kv_lora_rank, dims.qk_rope_head_dim};
   p.up_project = {head_group, dims.kv_lora_rank, dims.qk_nope_head_dim + dims.v_head_dim, rows};
   p.build_masks = {mask_capacity_words(limits) + limits.max_num_tokens, dims.index_topk};
   p.attend_dense = {head_group,
@@ -148,6 +148,7 @@ std::int32_t alignment_of(const Limits& limits) {
 
 void validate(const Limits& limits) {
   validate(limits.dims);
+  latent_row_bytes(limits.cache_format, limits.dims);  // throws where the format has no such row
   require(limits.max_num_tokens >= 1, "max_num_tokens", limits.max_num_tokens, "at least 1");
   require(limits.max_num_seqs >= 1, "max_num_seqs", limits.max_num_seqs, "at least 1");
   require(limits.max_model_len >= 1, "max_model_len", limits.max_model_len, "at least 1");

@@ -54,8 +54,6 @@ void check(const Limits& limits, const BatchMetadata& batch, const LayerTensors&
               std::to_string(batch.max_blocks()) + "]");
   require(t.latent_cache.block_size == limits.block_size, "latent_cache.block_size",
           t.latent_cache.block_size, std::to_string(limits.block_size));
-  require(t.latent_cache.format == limits.cache_format, "latent_cache.format",
-          to_string(t.latent_cache.format), to_string(limits.cache_format));
   require(t.index_cache.block_size == limits.block_size, "index_cache.block_size",
           t.index_cache.block_size, std::to_string(limits.block_size));
 }
@@ -79,12 +77,10 @@ void check_memory(const Limits& limits, const LayerTensors& t) {
   require_rows("out", t.out);
   const LatentCache& latent = t.latent_cache;
   const std::int64_t most = std::numeric_limits<std::int32_t>::max() / limits.block_size;
-  require(latent.num_blocks >= 0 && latent.num_blocks <= most, "latent_cache.num_blocks",
-          latent.num_blocks, "0 … " + std::to_string(most) + ": slots are 32-bit");
-  require(latent.data != nullptr || latent.num_blocks == 0, "latent_cache.data", "null", "pages");
-  const std::int64_t row_bytes = latent_row_bytes(limits.cache_format, limits.dims);
-  require(latent.row_stride >= row_bytes, "latent_cache.row_stride", latent.row_stride,
-          "at least a row's " + std::to_string(row_bytes) + " bytes");
+  validate(latent, limits.cache_format, limits.dims.kv_lora_rank, limits.dims.qk_rope_head_dim,
+           "latent_cache");
+  require(latent.num_blocks <= most, "latent_cache.num_blocks", latent.num_blocks,
+          "0 … " + std::to_string(most) + ": slots are 32-bit");
   const IndexKeyCache& index = t.index_cache;
   if (index.data == nullptr && index.num_blocks == 0) return;
   require(index.num_blocks >= 0 && index.data != nullptr, "index_cache.data",
@@ -156,6 +152,7 @@ class LayerRun {
     call.slot_mapping = t_.slot_mapping;
     call.latent_cache = t_.latent_cache;
     call.index_cache = t_.index_cache;
+    call.power_of_two_scales = options_.power_of_two_scales;
     stage(Stage::write_cache, [&] { ops_.write_cache.run(call, w_.chunked_scratch, stream_); });
   }
 
@@ -314,6 +311,7 @@ class LayerRun {
           address(t_.kv_b_proj, head, 0, 0), {heads, nope + value, dims_.kv_lora_rank},
           {t_.kv_b_proj.stride(0), t_.kv_b_proj.stride(1), t_.kv_b_proj.stride(2)});
       project.kv = kv;
+      project.latent_scale = gathered_latent_scale(t_.latent_cache);
       stage(Stage::up_project, [&] { ops_.up_project.run(project, w_.chunked_scratch, stream_); });
 
       const View3<const bfloat16> projected = kv;

@@ -61,6 +61,7 @@ struct RunOptions {
   /// Called on the calling thread before (`begin`) and after each stage's launches. On the CPU the
   /// stage's work is done by then.
   std::function<void(Stage stage, bool begin)> on_stage;
+  bool power_of_two_scales = false;  ///< see WriteCacheCall
 };
 
 /// Runs the layer: launches only, no allocation, no synchronisation, no default-stream work (the

@@ -1,5 +1,5 @@
 // Cache writes, context gathers and slot mapping: byte for byte, at every start, and what happens
-// at the edges of block tables and caches.
+// at the edges of block tables and caches. Quantised rows: cache_formats_test.
 #include "sparse_mla/cache.h"
 
 #include <cstring>
@@ -17,13 +17,13 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr int kWidth = 12;  // L+R of these tests
+constexpr int kLora = 8, kRope = 4, kWidth = kLora + kRope;  // of these tests
 constexpr int kIndexDim = 8;
 
 ModelDims small_dims() {
   ModelDims dims;
-  dims.kv_lora_rank = 8;
-  dims.qk_rope_head_dim = 4;
+  dims.kv_lora_rank = kLora;
+  dims.qk_rope_head_dim = kRope;
   return dims;
 }
 
@@ -35,7 +35,7 @@ struct Pages {
   Pages(std::int64_t num_blocks, std::int32_t block_size)
       : latent_bytes(num_blocks * block_size * kWidth * 2, std::byte{0xEE}),
         index_bytes(num_blocks * index_page_bytes(block_size, kIndexDim), std::byte{0xEE}),
-        latent(make_latent_cache(CacheFormat::bf16, latent_bytes.data(), num_blocks, block_size,
+        latent(make_latent_cache(CacheFormat::bf16, latent_bytes, num_blocks, block_size,
                                  small_dims())),
         index(make_index_key_cache(index_bytes.data(), num_blocks, block_size, kIndexDim)) {}
 };
@@ -68,7 +68,7 @@ struct NewTokens {
   }
 };
 
-constexpr WriteCacheProblem kWrite{64, CacheFormat::bf16, kWidth, kIndexDim};
+constexpr WriteCacheProblem kWrite{64, CacheFormat::bf16, kLora, kRope, kIndexDim};
 
 TEST(WriteCache, RowsLandInTheirSlotsAndNowhereElse) {
   for (const std::int32_t block_size : {1, 3, 64}) {
@@ -144,7 +144,7 @@ TEST_P(Gather, AnyStartIsExact) {
         contiguous(static_cast<const std::int32_t*>(table.data()), requests, table_width);
     call.members = members;
     call.rows = contiguous(rows.data(), row, kWidth);
-    gather_operation().run({row, CacheFormat::bf16, kWidth}, call, {}, {}, nullptr);
+    gather_operation().run({row, CacheFormat::bf16, kLora, kRope}, call, {}, {}, nullptr);
     for (const ChunkMember& member : members)
       for (std::int32_t i = 0; i < member.num_keys; ++i) {
         const std::int32_t position = start + i;
@@ -172,14 +172,14 @@ TEST(GatherEdges, RowsOutsideTheTableOrTheCacheAreZero) {
   call.block_tables = contiguous(memory.data(), 1, 2);
   call.members = members;
   call.rows = contiguous(rows.data(), 65, kWidth);
-  gather_operation().run({65, CacheFormat::bf16, kWidth}, call, {}, {}, nullptr);
+  gather_operation().run({65, CacheFormat::bf16, kLora, kRope}, call, {}, {}, nullptr);
   for (const bfloat16 value : rows) ASSERT_EQ(__bfloat162float(value), 0.0f);
 
   const std::vector<std::int32_t> outside{5, -1};
   call.block_tables = contiguous(outside.data(), 1, 2);
   members[0].first_key = 32;
   std::fill(rows.begin(), rows.end(), __float2bfloat16_rn(9.0f));
-  gather_operation().run({65, CacheFormat::bf16, kWidth}, call, {}, {}, nullptr);
+  gather_operation().run({65, CacheFormat::bf16, kLora, kRope}, call, {}, {}, nullptr);
   for (const bfloat16 value : rows) ASSERT_EQ(__bfloat162float(value), 0.0f);
 }
 
@@ -197,7 +197,7 @@ TEST(GatherEdges, LongTableLastRows) {
   call.block_tables = contiguous(static_cast<const std::int32_t*>(table.data()), 998, 1024);
   call.members = members;
   call.rows = contiguous(rows.data(), 834, kWidth);
-  gather_operation().run({834, CacheFormat::bf16, kWidth}, call, {}, {}, nullptr);
+  gather_operation().run({834, CacheFormat::bf16, kLora, kRope}, call, {}, {}, nullptr);
   const std::int32_t inside = 1024 * 16 - 15967;
   EXPECT_EQ(rows[(inside - 1) * kWidth].operator float(),
             reinterpret_cast<const bfloat16*>(pages.latent.row(16 + 15))->operator float());
@@ -215,7 +215,7 @@ TEST(GatherEdges, BadMembersAreNamed) {
   call.block_tables = contiguous(table.data(), 1, 2);
   call.members = members;
   call.rows = contiguous(rows.data(), 16, kWidth);
-  const GatherProblem problem{16, CacheFormat::bf16, kWidth};
+  const GatherProblem problem{16, CacheFormat::bf16, kLora, kRope};
   members[0].num_keys = 17;  // more than the workspace
   EXPECT_THROW(gather_operation().run(problem, call, {}, {}, nullptr), std::invalid_argument);
   members[0].num_keys = 4;

@@ -329,6 +329,24 @@ class Plan(Command):
 
 
 class Run(Command):
+    def test_check_of_every_cache(self):
+        bounds = {"bf16": None, "fp8_ds_mla": 5e-2, "fp8": 7e-2}
+        for cache, bound in bounds.items():
+            with self.subTest(cache=cache):
+                args = ("run", "--spec", "2q1s300_q33s400_q7", "--heads", "2", "--check",
+                        "--cache", cache)
+                out = self.run_json(*args)
+                self.assertTrue(out["passed"])
+                self.assertEqual(out["cache"], cache)
+                self.assertLessEqual(out["rel_error"], 5e-3)
+                self.assertLessEqual(out["max_rel_error"], 1e-2)
+                self.assertEqual("rel_error_unquantised" in out, bound is not None)
+                self.assertEqual("rel_error_unquantised" in run(*args).stdout, bound is not None)
+                if bound:
+                    self.assertLessEqual(out["rel_error_unquantised"], bound)
+                    self.assertGreater(out["rel_error_unquantised"], bound / 4)
+        self.assert_refused("run", "--spec", "q1", "--cache", "fp4", says="--cache")
+
     def test_bad_input_gets_one_line(self):
         self.assert_refused("run", says="neither --spec nor --trace")
         self.assert_refused("run", "--spec", "q1x", says="character 3")

@@ -558,7 +558,8 @@ TEST_P(ChunkedContext, AllGatheredAndReorderedEqualsUnsharded) {
       p.sharding};
   const ContextPlan plan = plan_context_chunks(query_lens, p.context_lens, options);
   const std::int64_t world = p.sharding.world, rows_per_rank = p.workspace / world;
-  const GatherProblem problem{.max_rows = p.workspace, .latent_dim = kWidth};
+  const GatherProblem problem{
+      .max_rows = p.workspace, .kv_lora_rank = kWidth, .qk_rope_head_dim = 0};
   const auto gather = [&](const PagedRows& rows, std::span<const ChunkMember> members,
                           View2<bfloat16> out) {
     GatherCall call;

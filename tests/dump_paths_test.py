@@ -49,6 +49,12 @@ class DumpOfEveryPath(unittest.TestCase):
     def test_auto_equal_split(self):
         self.check(MIXED, "auto", "--schedule", "equal-split")
 
+    def test_quantised_caches(self):
+        for cache in "fp8_ds_mla", "fp8":
+            for spec, path in (MIXED, "masked"), (MIXED, "sparse"), (SHORT, "dense"):
+                with self.subTest(cache=cache, path=path):
+                    self.check(spec, path, "--cache", cache)
+
     def test_decodes_alone(self):
         self.check("4q1s3000", "auto")
 

@@ -66,7 +66,8 @@ TEST_F(DumpTest, NpyFaultsNameTheFile) {
 /// A layer call that went well: the reference, rounded.
 class DumpOfALayer : public DumpTest {
  protected:
-  DumpOfALayer() : data_(problem()), tokens_(sample_tokens(problem())) {
+  explicit DumpOfALayer(CacheFormat format = CacheFormat::bf16)
+      : data_(problem(format)), tokens_(sample_tokens(problem(format))) {
     data_.write_new_rows();
     for (CheckedToken& token : tokens_) {
       token.all_visible = token.kind == RequestKind::prefill;
@@ -75,7 +76,7 @@ class DumpOfALayer : public DumpTest {
     for (int i = 0; i < 32; ++i) data_.tensors().picks(0, i) = -1;
     const auto references = reference_attention(data_, tokens_);
     const LayerTensors t = data_.tensors();
-    const std::int64_t width = problem().dims.v_head_dim;
+    const std::int64_t width = data_.problem().dims.v_head_dim;
     for (std::size_t i = 0; i < tokens_.size(); ++i) {
       for (std::int64_t h = 0; h < 2; ++h) {
         t.lse(h, tokens_[i].token) =
@@ -87,14 +88,15 @@ class DumpOfALayer : public DumpTest {
       }
     }
   }
-  static LayerProblem problem() {
+  static LayerProblem problem(CacheFormat format) {
     LayerProblem problem{.query_lens = {1, 3, 4},
                          .context_lens = {50, 70, 0},
                          .block_size = 16,
+                         .cache_format = format,
                          .selection = SelectionKind::random,
                          .strided = true};
     problem.dims.num_heads = 2;
-    problem.dims.kv_lora_rank = 64;
+    problem.dims.kv_lora_rank = 128;
     problem.dims.v_head_dim = 48;
     problem.dims.index_topk = 32;
     return problem;
@@ -116,9 +118,9 @@ TEST_F(DumpOfALayer, FilesAndShapes) {
   write_dump(dir_, data_, tokens_, "masked");
   EXPECT_THAT(read_npy(dir_ / "q.npy").shape, ElementsAre(8, 2, 192));
   EXPECT_THAT(read_npy(dir_ / "latent_cache.npy").shape,
-              ElementsAre(data_.num_blocks(), 16, 2 * 128));
+              ElementsAre(data_.num_blocks(), 16, 2 * 192));
   EXPECT_THAT(read_npy(dir_ / "block_tables.npy").shape, ElementsAre(3, data_.max_blocks()));
-  EXPECT_THAT(read_npy(dir_ / "kv_b_proj.npy").shape, ElementsAre(2, 128 + 48, 64));
+  EXPECT_THAT(read_npy(dir_ / "kv_b_proj.npy").shape, ElementsAre(2, 128 + 48, 128));
   EXPECT_THAT(read_npy(dir_ / "picks.npy").shape, ElementsAre(8, 32));
   EXPECT_THAT(read_npy(dir_ / "out.npy").shape, ElementsAre(8, 2, 48));
   EXPECT_THAT(read_npy(dir_ / "lse.npy").shape, ElementsAre(8, 2));
@@ -149,6 +151,34 @@ TEST_F(DumpOfALayer, NumpyAgreesAndSeesFaults) {
   EXPECT_EQ(check(), 1);
   t.picks(1, 4) = pick;
   EXPECT_EQ(check(), 0);
+}
+
+class DumpOfAFormat : public DumpOfALayer, public testing::WithParamInterface<CacheFormat> {
+ protected:
+  DumpOfAFormat() : DumpOfALayer(GetParam()) {}
+};
+INSTANTIATE_TEST_SUITE_P(Quantised, DumpOfAFormat,
+                         testing::Values(CacheFormat::fp8_ds_mla, CacheFormat::fp8));
+
+TEST_P(DumpOfAFormat, NumpyReadsTheBytes) {
+  write_dump(dir_, data_, tokens_, "masked");
+  const NpyArray cache = read_npy(dir_ / "latent_cache.npy");
+  EXPECT_THAT(cache.shape,
+              ElementsAre(data_.num_blocks(), 16,
+                          GetParam() == CacheFormat::fp8 ? 128 + 64 : 128 + 4 + 2 * 64));
+  const auto row = static_cast<std::size_t>(data_.block_table(1)[1] * 16 + 3);
+  const auto bytes = static_cast<std::size_t>(data_.latent_format().row_bytes());
+  EXPECT_EQ(std::memcmp(cache.bytes.data() + row * bytes, data_.latent_row(1, 19), bytes), 0);
+
+  if (std::system("python3 -c 'import numpy' 2>/dev/null") != 0) GTEST_SKIP() << "no numpy";
+  EXPECT_EQ(check(), 0);
+  // A wrong byte that a checked token reads is seen: the first key's scale or first number.
+  const LayerTensors t = data_.tensors();
+  const std::int64_t slot = t.block_tables(2, 0) * 16;
+  t.latent_cache.row(slot)[GetParam() == CacheFormat::fp8 ? 0 : 128 + 3] ^= std::byte{0x02};
+  for (std::int64_t i = 1; GetParam() == CacheFormat::fp8 && i < 128; ++i)
+    t.latent_cache.row(slot)[i] ^= std::byte{0x40};
+  EXPECT_EQ(check(), 1);
 }
 
 }  // namespace

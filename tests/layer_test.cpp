@@ -45,13 +45,16 @@ struct LayerCase {
   std::string force = "";
   std::uint64_t seed = 1;
   std::vector<std::int64_t> request_ids = {};
+  CacheFormat cache = CacheFormat::bf16;
+  bool power_of_two_scales = false;
 };
 
 std::ostream& operator<<(std::ostream& out, const LayerCase& c) {
   out << to_string(c.path) << ' ' << to_string(c.schedule) << ' ' << c.num_heads << " heads topk "
       << c.topk << " block " << c.block_size << " workspace " << c.workspace_rows << " masks "
       << c.mask_budget << " projections " << c.projection_budget << " scores " << c.score_budget
-      << ' ' << support::to_string(c.selection) << (c.glm ? " glm " : " ") << c.force
+      << ' ' << support::to_string(c.selection) << (c.glm ? " glm " : " ") << c.force << " cache "
+      << to_string(c.cache) << (c.power_of_two_scales ? " (power-of-two scales)" : "")
       << " query/context:";
   for (std::size_t i = 0; i < c.query_lens.size(); ++i)
     out << ' ' << c.query_lens[i] << '/' << c.context_lens[i];
@@ -79,6 +82,7 @@ Limits limits_of(const LayerCase& c) {
   limits.max_model_len = 1;
   for (std::size_t i = 0; i < c.query_lens.size(); ++i)
     limits.max_model_len = std::max(limits.max_model_len, c.query_lens[i] + c.context_lens[i]);
+  limits.cache_format = c.cache;
   limits.block_size = c.block_size;
   limits.workspace_rows = c.workspace_rows;
   limits.mask_budget_bytes = c.mask_budget;
@@ -108,6 +112,8 @@ struct RanLayer {
     problem.context_lens = c.context_lens;
     problem.request_ids = c.request_ids;
     problem.block_size = c.block_size;
+    problem.cache_format = c.cache;
+    problem.power_of_two_scales = c.power_of_two_scales;
     problem.seed = c.seed;
     problem.selection = c.selection;
     problem.strided = true;
@@ -120,7 +126,9 @@ struct RanLayer {
         data(problem(c)) {
     const HostWorkspace workspace(capacity.workspace_bytes());
     std::memset(workspace.span().data(), 0xFF, workspace.span().size());  // NaN everywhere
-    run_layer(capacity, batch, data.tensors(), workspace.span());
+    RunOptions run_options;
+    run_options.power_of_two_scales = c.power_of_two_scales;
+    run_layer(capacity, batch, data.tensors(), workspace.span(), nullptr, run_options);
   }
 };
 
@@ -132,7 +140,17 @@ void check_against_reference(const LayerCase& c, RanLayer& run) {
   const auto errors =
       support::measure_errors(run.data, tokens, support::reference_attention(run.data, tokens));
   if (!tokens.empty()) {
-    EXPECT_TRUE(errors.within_bf16()) << errors;
+    EXPECT_TRUE(errors.within_bf16(c.cache)) << errors;
+    if (c.cache != CacheFormat::bf16) {
+      const auto unquantised = support::measure_errors(
+          run.data, tokens,
+          support::reference_attention(run.data, tokens, support::ReferenceRows::unquantised));
+      // The format's error is there, and it is the format's.
+      EXPECT_GT(unquantised.rel_error(), 1e-2) << unquantised;
+      if (!c.power_of_two_scales) {
+        EXPECT_LE(unquantised.rel_error(), support::max_quantisation_error(c.cache)) << unquantised;
+      }
+    }
   }
   const auto wrong = run.data.count_wrong_cache_rows();
   EXPECT_EQ(wrong.latent, 0);
@@ -215,6 +233,26 @@ std::vector<LayerCase> layer_cases() {
       cases.push_back(c);
     }
   }
+  for (const CacheFormat cache : {CacheFormat::fp8_ds_mla, CacheFormat::fp8})
+    for (const AttentionPath path : paths)
+      for (const int heads : {1, 16, 128}) {
+        LayerCase c = mixed(path);
+        c.cache = cache;
+        c.num_heads = heads;
+        c.power_of_two_scales = heads == 1 && cache == CacheFormat::fp8_ds_mla;
+        if (heads == 16) {  // rows of another width, pages of another size, several chunks
+          c.glm = true;
+          c.block_size = 61;
+          c.workspace_rows = 67;
+        }
+        cases.push_back(c);
+        if (heads > 1) continue;
+        for (const char* level : {"cpu_baseline", "cpu_reference"}) {
+          c.force = std::string("write_cache:") + level + ",gather:" + level +
+                    ",sparse_mqa:" + level + ",up_project:" + level;
+          cases.push_back(c);
+        }
+      }
   for (const std::int64_t budget : {1900, 3000, 4500}) {  // per-chunk masks of several sizes
     LayerCase c = mixed(AttentionPath::masked);
     c.mask_budget = 4 * budget;

@@ -184,15 +184,14 @@ TEST(Workspace, AnOddAddressIsRefusedBeforeAnyThreadStarts) {
   problem.max_tokens = 1;
   const std::size_t needed = sparse_mqa_operation().workspace_bytes(problem, {});
   const HostWorkspace workspace(needed + 16);
-  const std::vector<bfloat16> q(576), row(576);
+  const std::vector<bfloat16> q(576);
+  std::vector<std::byte> row(1152);
   std::vector<bfloat16> out(512);
   std::vector<float> lse(1);
   const std::int32_t slot = 0;
   SparseMqaCall call;
   call.q = contiguous(q.data(), 1, 1, 576);
-  call.cache = make_latent_cache(
-      CacheFormat::bf16, const_cast<std::byte*>(reinterpret_cast<const std::byte*>(row.data())), 1,
-      1, ModelDims{});
+  call.cache = make_latent_cache(CacheFormat::bf16, row, 1, 1, ModelDims{});
   call.slots = contiguous(&slot, 1, 1);
   call.out = contiguous(out.data(), 1, 1, 512);
   call.lse = contiguous(lse.data(), 1, 1);

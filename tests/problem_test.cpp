@@ -47,6 +47,96 @@ TEST(NumberFormats, E4m3MatchesCudaHeaders) {
   EXPECT_EQ(encode_e4m3(std::numeric_limits<float>::quiet_NaN()), 0x7F);
 }
 
+TEST(LatentRows, ByHand) {
+  std::vector<bfloat16> values(130, std::bit_cast<bfloat16>(encode_bf16(0)));
+  const auto set = [&](std::size_t i, float value) {
+    values[i] = std::bit_cast<bfloat16>(encode_bf16(value));
+  };
+  set(0, 336), set(1, -0.75f), set(2, -0.0f), set(128, 1.5f), set(129, -3);
+  std::vector<double> decoded(130);
+  const auto encode = [&](const LatentRowFormat& format) {
+    std::vector<std::byte> bytes(static_cast<std::size_t>(format.row_bytes()) + 1);
+    encode_latent_row(format, values.data(), bytes.data() + 1);  // unaligned
+    decode_latent_row(format, bytes.data() + 1, decoded.data());
+    bytes.erase(bytes.begin());
+    return bytes;
+  };
+  const auto code = [](std::byte byte) { return std::to_integer<int>(byte); };
+  const auto scale = [](const std::vector<std::byte>& bytes) {
+    float value = 0;
+    std::memcpy(&value, bytes.data() + 128, 4);
+    return value;
+  };
+
+  std::vector<std::byte> bytes = encode({CacheFormat::bf16, 128, 2});
+  EXPECT_EQ(bytes.size(), 260u);
+  EXPECT_EQ(decoded[0], 336);
+  EXPECT_EQ(decoded[129], -3);
+
+  bytes = encode({CacheFormat::fp8_ds_mla, 128, 2});
+  EXPECT_EQ(bytes.size(), 128u + 4 + 4);
+  EXPECT_EQ(scale(bytes), 0.75f);
+  EXPECT_EQ(code(bytes[0]), 0x7E);
+  EXPECT_EQ(code(bytes[1]), 0xB8);  // −1
+  EXPECT_EQ(code(bytes[2]), 0x80);
+  EXPECT_EQ(code(bytes[132 + 2]), 0x40);  // −3 in bf16 is 0xC040
+  EXPECT_EQ(code(bytes[132 + 3]), 0xC0);
+  EXPECT_EQ(decoded[0], 336);
+  EXPECT_EQ(decoded[1], -0.75);
+  EXPECT_EQ(decoded[128], 1.5);
+
+  bytes = encode({CacheFormat::fp8_ds_mla, 128, 2, 1, true});
+  EXPECT_EQ(scale(bytes), 1);
+  EXPECT_EQ(decoded[0], 352);  // halfway between 320 and 352, to the even one
+  EXPECT_EQ(decoded[1], -0.75);
+
+  bytes = encode({CacheFormat::fp8, 128, 2, 0.5f});
+  EXPECT_EQ(bytes.size(), 130u);
+  EXPECT_EQ(decoded[0], 224);  // saturated at 448
+  EXPECT_EQ(decoded[129], -3);
+
+  set(0, 0), set(1, 0);
+  EXPECT_EQ(scale(encode({CacheFormat::fp8_ds_mla, 128, 2})), 1e-4f);
+  EXPECT_EQ(scale(encode({CacheFormat::fp8_ds_mla, 128, 2, 1, true})), 0x1p-13f);
+}
+
+TEST(LayerProblem, RowsOfEveryFormat) {
+  for (const CacheFormat format : {CacheFormat::bf16, CacheFormat::fp8_ds_mla, CacheFormat::fp8}) {
+    LayerProblem problem{.query_lens = {2, 1},
+                         .context_lens = {30, 0},
+                         .block_size = 8,
+                         .cache_format = format,
+                         .strided = true};
+    problem.dims.num_heads = 1;
+    problem.dims.kv_lora_rank = 128;
+    LayerData data(problem);
+    EXPECT_EQ(data.count_wrong_cache_rows().latent, 3);
+    data.write_new_rows();
+    EXPECT_EQ(data.count_wrong_cache_rows().latent, 0);
+    const LayerTensors t = data.tensors();
+    EXPECT_EQ(t.latent_cache.format, format);
+    EXPECT_EQ(t.latent_cache.row_stride % 2, format == CacheFormat::bf16 ? 0 : 1);
+    std::vector<bfloat16> values(192);
+    std::vector<double> decoded(192);
+    for (std::int64_t position = 0; position < 32; ++position) {
+      data.latent_values(0, position, values.data());
+      decode_latent_row(data.latent_format(), data.latent_row(0, position), decoded.data());
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        // e4m3 is off by 2^-4 at most, and by half of its smallest step below its normal numbers.
+        const double value = decode_bf16(std::bit_cast<std::uint16_t>(values[i]));
+        const bool exact =
+            format == CacheFormat::bf16 || (format == CacheFormat::fp8_ds_mla && i >= 128);
+        ASSERT_NEAR(decoded[i], value, exact ? 0 : std::fabs(value) / 16 + 1e-5) << i;
+      }
+    }
+    t.latent_cache.row(t.slot_mapping(2))[0] ^= std::byte{1};
+    EXPECT_EQ(data.count_wrong_cache_rows().latent, 1);
+  }
+  LayerProblem odd{.query_lens = {1}, .context_lens = {0}, .cache_format = CacheFormat::fp8_ds_mla};
+  odd.dims.kv_lora_rank = 100;
+  EXPECT_THROW(LayerData{odd}, std::invalid_argument);
+}
+
 TEST(NumberFormats, Bf16MatchesCudaHeaders) {
   for (std::uint64_t i = 0; i < 200000; ++i) {
     const std::uint32_t bits = random_bits(4, 1, i) & (i % 2 == 0 ? 0xFFFFFFFFu : 0xFFFF8000u);

@@ -9,6 +9,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/compare.h"
 #include "tests/support/number_formats.h"
 
 namespace sparse_mla::support {
@@ -35,7 +36,7 @@ TEST(ReferenceMqa, ByHand) {
   const auto first = bf16_bytes({1, 0, 0}), second = bf16_bytes({0, 2, 1});
   const std::vector<const std::byte*> rows{first.data(), second.data()};
   const std::vector<double> queries{2 * std::log(3), 0, 0, 0, 0, 2 * std::log(7)};
-  const LatentAttention result = reference_mqa(queries, 2, 1, 0.5, rows);
+  const LatentAttention result = reference_mqa(queries, {CacheFormat::bf16, 2, 1}, 0.5, rows);
   const std::vector<double> expected{0.75, 0.5, 0.125, 1.75};
   for (std::size_t i = 0; i < 4; ++i) EXPECT_NEAR(result.out[i], expected[i], 1e-14) << i;
   EXPECT_NEAR(result.lse[0], std::log(4), 1e-14);
@@ -45,7 +46,8 @@ TEST(ReferenceMqa, ByHand) {
 TEST(ReferenceMqa, HugeLogitsDoNotOverflow) {
   const auto first = bf16_bytes({1, 0}), second = bf16_bytes({1, 0});
   const std::vector<const std::byte*> rows{first.data(), second.data()};
-  const LatentAttention result = reference_mqa(std::vector<double>{1e4, 0}, 1, 1, 1.0, rows);
+  const LatentAttention result =
+      reference_mqa(std::vector<double>{1e4, 0}, {CacheFormat::bf16, 1, 1}, 1.0, rows);
   EXPECT_NEAR(result.out[0], 1, 1e-14);
   EXPECT_NEAR(result.lse[0], 1e4 + std::log(2), 1e-10);
 }
@@ -53,7 +55,8 @@ TEST(ReferenceMqa, HugeLogitsDoNotOverflow) {
 TEST(ReferenceMqa, NanOfARowShows) {
   const auto first = bf16_bytes({1, 0}), second = bf16_bytes({kNan, 0});
   const std::vector<const std::byte*> rows{first.data(), second.data()};
-  const LatentAttention result = reference_mqa(std::vector<double>{1, 0}, 1, 1, 1.0, rows);
+  const LatentAttention result =
+      reference_mqa(std::vector<double>{1, 0}, {CacheFormat::bf16, 1, 1}, 1.0, rows);
   EXPECT_TRUE(std::isnan(result.out[0]));
   EXPECT_TRUE(std::isnan(result.lse[0]));
 }
@@ -222,6 +225,48 @@ TEST(ReferenceScores, MatchTheFormula) {
   const double rms = std::sqrt(squares / (position + 1));
   for (std::size_t key = 0; key < magnitudes.size(); ++key) {
     EXPECT_NEAR(result.bound[key], 1e-3 * (magnitudes[key] + rms), 1e-12);
+  }
+}
+
+TEST(ReferenceAttention, RowsOfEveryFormat) {
+  for (const CacheFormat format : {CacheFormat::bf16, CacheFormat::fp8_ds_mla, CacheFormat::fp8}) {
+    LayerProblem problem{.query_lens = {3, 2},
+                         .context_lens = {40, 0},
+                         .block_size = 8,
+                         .cache_format = format,
+                         .selection = SelectionKind::random,
+                         .strided = true};
+    problem.dims.num_heads = 2;
+    problem.dims.kv_lora_rank = 128;
+    problem.dims.index_topk = 16;
+    LayerProblem plain = problem;
+    plain.cache_format = CacheFormat::bf16;
+    LayerData data(problem), twin(plain);
+    data.write_new_rows();
+    twin.write_new_rows();
+    auto tokens = sample_tokens(problem);
+    tokens.back().all_visible = true;
+    const auto cached = reference_attention(data, tokens);
+    const auto unquantised = reference_attention(data, tokens, ReferenceRows::unquantised);
+    const auto expected = reference_attention(twin, tokens);
+    double error = 0, norm = 0;
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      EXPECT_EQ(unquantised[i].out, expected[i].out) << i;
+      EXPECT_EQ(unquantised[i].lse, expected[i].lse) << i;
+      const auto keys = data.picks(tokens[i].token);
+      if (!tokens[i].all_visible) {
+        const auto slow = reference_attention_slow(data, tokens[i].token, keys);
+        for (std::size_t j = 0; j < slow.out.size(); ++j)
+          EXPECT_NEAR(cached[i].out[j], slow.out[j], 1e-12);
+      }
+      for (std::size_t j = 0; j < cached[i].out.size(); ++j) {
+        error += std::pow(cached[i].out[j] - expected[i].out[j], 2);
+        norm += std::pow(expected[i].out[j], 2);
+      }
+    }
+    const double rel_error = std::sqrt(error / norm);
+    EXPECT_LE(rel_error, max_quantisation_error(format)) << name_of(format);
+    EXPECT_GE(rel_error, max_quantisation_error(format) / 4) << name_of(format);
   }
 }
 

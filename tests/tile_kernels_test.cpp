@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/cpu/cpu_features.h"
+#include "sparse_mla/types.h"
 
 #include "tests/support/number_formats.h"
 
@@ -81,6 +82,102 @@ TEST_P(TileKernelsTest, DecodesEveryE4m3) {
       EXPECT_EQ(double{out[i]}, expected) << i;
       EXPECT_EQ(std::signbit(out[i]), std::signbit(expected)) << i;
     }
+  }
+}
+
+TEST_P(TileKernelsTest, ScalesE4m3) {
+  std::vector<std::uint8_t> in(256 + 5);
+  for (std::size_t i = 0; i < in.size(); ++i) in[i] = static_cast<std::uint8_t>(i);
+  std::vector<float> out(in.size());
+  for (const float factor : {0.75f, 1e-4f, 3.7e30f}) {
+    kernels().scale_e4m3_to_float(in.data(), factor, out.data(),
+                                  static_cast<std::int64_t>(in.size()));
+    for (std::size_t i = 0; i < in.size(); ++i) {
+      const auto expected = static_cast<float>(support::decode_e4m3(in[i])) * factor;
+      ASSERT_TRUE(out[i] == expected || (std::isnan(out[i]) && std::isnan(expected))) << i;
+    }
+  }
+}
+
+// The toolkit's conversion is the yardstick for every number that the encoder may meet.
+void expect_as_the_toolkit(const TileKernels& kernels, const std::vector<float>& in) {
+  std::vector<std::uint8_t> out(in.size());
+  kernels.float_to_e4m3(in.data(), 1, out.data(), static_cast<std::int64_t>(in.size()));
+  for (std::size_t i = 0; i < in.size(); ++i)
+    ASSERT_EQ(int{out[i]}, int{fp8_e4m3(in[i]).__x})
+        << in[i] << ' ' << std::hex << std::bit_cast<std::uint32_t>(in[i]);
+}
+
+TEST_P(TileKernelsTest, EncodesEveryBf16AsE4m3) {
+  std::vector<std::uint16_t> in(65536 + 3);
+  for (std::size_t i = 0; i < in.size(); ++i) in[i] = static_cast<std::uint16_t>(i);
+  std::vector<std::uint8_t> out(in.size());
+  std::vector<float> values;
+  for (const std::uint16_t bits : in)
+    values.push_back(static_cast<float>(support::decode_bf16(bits)));
+  expect_as_the_toolkit(kernels(), values);
+  for (const float divisor : {1.0f, 0.3f, 1e-4f, 0x1p-13f, 7.6e35f}) {
+    kernels().bf16_to_e4m3(in.data(), divisor, out.data(), static_cast<std::int64_t>(in.size()));
+    for (std::size_t i = 0; i < in.size(); ++i)
+      ASSERT_EQ(int{out[i]}, int{fp8_e4m3(values[i] / divisor).__x}) << values[i];
+  }
+}
+
+TEST_P(TileKernelsTest, EncodesFloatsAsE4m3) {
+  // Every tie and every number of e4m3, normal and subnormal, with the floats around it.
+  std::vector<float> in;
+  for (int code = 0; code < 0x7F; ++code) {
+    const double low = support::decode_e4m3(static_cast<std::uint8_t>(code));
+    const double high =
+        code == 0x7E ? 480 : support::decode_e4m3(static_cast<std::uint8_t>(code + 1));
+    for (const double value : {low, (low + high) / 2}) {
+      const auto exact = static_cast<float>(value);
+      for (const float near : {std::nextafter(exact, 0.0f), exact, std::nextafter(exact, 1e9f)})
+        in.insert(in.end(), {near, -near});
+    }
+  }
+  for (const float edge : {448.0f, 449.0f, 464.0f, 465.0f, 1000.0f, 3e38f, 1e-45f, 1e-38f,
+                           std::numeric_limits<float>::infinity()})
+    in.insert(in.end(), {edge, -edge});
+  expect_as_the_toolkit(kernels(), in);
+  // One bit pattern in 4,093 of all 2^32.
+  in.clear();
+  for (std::uint64_t bits = 0; bits < std::uint64_t{1} << 32; bits += 4093)
+    in.push_back(std::bit_cast<float>(static_cast<std::uint32_t>(bits)));
+  expect_as_the_toolkit(kernels(), in);
+}
+
+TEST_P(TileKernelsTest, E4m3SaturatesAndOnlyNanIsNan) {
+  const float inf = std::numeric_limits<float>::infinity();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> in{1000, -1000, 0.0f, -0.0f, inf, -inf, nan, -nan, 464, 3e38f};
+  std::vector<std::uint8_t> out(in.size());
+  kernels().float_to_e4m3(in.data(), 1, out.data(), static_cast<std::int64_t>(in.size()));
+  EXPECT_EQ(
+      out, (std::vector<std::uint8_t>{0x7E, 0xFE, 0x00, 0x80, 0x7E, 0xFE, 0x7F, 0x7F, 0x7E, 0x7E}));
+  // A huge quotient saturates as well.
+  const float big = 3e38f;
+  std::uint8_t code = 0;
+  kernels().float_to_e4m3(&big, 1e-4f, &code, 1);
+  EXPECT_EQ(int{code}, 0x7E);
+}
+
+TEST_P(TileKernelsTest, MaxMagnitudePassesNanOver) {
+  const auto of = [&](const std::vector<float>& values) {
+    std::vector<std::uint16_t> in;
+    for (const float value : values) in.push_back(support::encode_bf16(value));
+    return kernels().max_magnitude_bf16(in.data(), static_cast<std::int64_t>(in.size()));
+  };
+  const float inf = std::numeric_limits<float>::infinity();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(of({}), 0);
+  EXPECT_EQ(of({nan, -0.0f}), 0);
+  EXPECT_EQ(of({1, nan, -inf}), 0x1.FEp127f);
+  for (std::size_t at = 0; at < 21; ++at) {  // every lane and the incomplete vector
+    std::vector<float> values(21, 0.5f);
+    values[at] = -2;
+    values[(at + 1) % 21] = nan;
+    EXPECT_EQ(of(values), 2) << at;
   }
 }
 

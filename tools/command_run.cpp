@@ -73,6 +73,7 @@ Limits limits_of(const RunArguments& arguments, const Batches& batches) {
   limits.dims.index_head_dim = model.index_head_dim;
   limits.dims.index_topk = model.index_topk;
   limits.dims.softmax_scale = static_cast<float>(model.softmax_scale);
+  limits.cache_format = parse_cache_format(arguments.cache);
   limits.block_size = arguments.block_size;
   limits.chunk_alignment = arguments.alignment;
   limits.workspace_rows = arguments.workspace;
@@ -158,6 +159,7 @@ void print_json(const RunArguments& arguments, const LayerSession& session,
     json["rel_error"] = check.errors.rel_error();
     json["max_rel_error"] = check.errors.max_rel_error();
     json["lse_error"] = check.errors.lse_error();
+    if (check.quantised()) json["rel_error_unquantised"] = check.unquantised.rel_error();
     json["selection_exact"] = check.selection_checked() ? Json(check.selection.exact()) : Json();
     json["score_error"] = check.selection_checked() ? Json(check.selection.score_error()) : Json();
     json["checked_tokens"] = check.tokens;
@@ -256,8 +258,12 @@ void print_people(const RunArguments& arguments, const LayerSession& session,
                   scientific(support::kBf16RelError)});
   errors.add_row({"max_rel_error, worst (token, head)", scientific(check.errors.max_rel_error()),
                   scientific(support::kBf16MaxRelError)});
-  errors.add_row(
-      {"lse, worst", scientific(check.errors.lse_error()), scientific(support::kBf16LseError)});
+  errors.add_row({"lse, worst", scientific(check.errors.lse_error()),
+                  scientific(support::max_lse_error(check.cache_format))});
+  if (check.quantised())
+    errors.add_row({"rel_error_unquantised, against a bf16 cache",
+                    scientific(check.unquantised.rel_error()),
+                    scientific(support::max_quantisation_error(check.cache_format))});
   if (check.selection_checked()) {
     errors.add_row({"selections that are not the exact top-k",
                     format_count(check.selection.wrong_rows()), "0"});
@@ -318,8 +324,8 @@ void add_run_command(CLI::App& app) {
   command->add_option("--schedule", a->schedule, "Of the cached context: packed or equal-split")
       ->check(CLI::IsMember({"packed", "equal-split"}))
       ->capture_default_str();
-  command->add_option("--cache", a->cache, "Format of the latent cache: bf16")
-      ->check(CLI::IsMember({"bf16"}))
+  command->add_option("--cache", a->cache, "Format of the latent cache: bf16, fp8_ds_mla or fp8")
+      ->check(CLI::IsMember({"bf16", "fp8_ds_mla", "fp8"}))
       ->capture_default_str();
   command->add_option("--selection", a->selection, "indexer, random or clustered")
       ->check(CLI::IsMember({"indexer", "random", "clustered"}))

@@ -11,10 +11,15 @@ namespace sparse_mla::command {
 
 std::string CheckResult::fault() const {
   std::ostringstream text;
-  if (tokens > 0 && !errors.within_bf16())
+  if (tokens > 0 && !errors.within_bf16(cache_format))
     text << "rel_error " << errors.rel_error() << ", max_rel_error " << errors.max_rel_error()
          << ", lse_error " << errors.lse_error() << ": expected at most " << support::kBf16RelError
-         << ", " << support::kBf16MaxRelError << ", " << support::kBf16LseError << "; ";
+         << ", " << support::kBf16MaxRelError << ", " << support::max_lse_error(cache_format)
+         << "; ";
+  if (tokens > 0 && quantised() &&
+      !(unquantised.rel_error() <= support::max_quantisation_error(cache_format)))
+    text << "rel_error_unquantised " << unquantised.rel_error() << ": expected at most "
+         << support::max_quantisation_error(cache_format) << "; ";
   if (!selection.exact())
     text << selection.wrong_rows() << " of " << selection.num_rows()
          << " selections are not the exact top-k; ";
@@ -41,6 +46,7 @@ BatchResult LayerSession::run(const std::vector<RequestLengths>& requests) {
   support::LayerProblem problem;
   problem.dims = capacity_.limits().dims;
   problem.block_size = capacity_.limits().block_size;
+  problem.cache_format = capacity_.limits().cache_format;
   problem.seed = seed_;
   problem.selection = selection_;
   for (const RequestLengths& request : requests) {
@@ -117,6 +123,7 @@ std::vector<float> LayerSession::layer_scores(const support::CheckedToken& token
 
 void LayerSession::check(bool all, CheckResult& result) {
   const std::vector<support::CheckedToken> tokens = checked_tokens(all);
+  result.cache_format = capacity_.limits().cache_format;
   result.tokens += static_cast<std::int64_t>(tokens.size());
   // In slices, so that the reference of a large batch need not fit memory at once.
   constexpr std::size_t kSlice = 256;
@@ -125,6 +132,10 @@ void LayerSession::check(bool all, CheckResult& result) {
         std::span(tokens).subspan(begin, std::min(kSlice, tokens.size() - begin));
     const auto references = support::reference_attention(*data_, slice);
     support::add_errors(result.errors, *data_, slice, references);
+    if (!result.quantised()) continue;
+    support::add_errors(
+        result.unquantised, *data_, slice,
+        support::reference_attention(*data_, slice, support::ReferenceRows::unquantised));
   }
   if (selection_ == support::SelectionKind::indexer)
     for (const support::CheckedToken& token : tokens)

@@ -30,11 +30,15 @@ struct BatchResult {
 
 /// What the checks of all batches found (docs: architecture, "Reproducibility").
 struct CheckResult {
+  CacheFormat cache_format = CacheFormat::bf16;
   support::ErrorMeasure errors;
+  /// Of a quantised cache: against the rows before they were quantised, with the same picks.
+  support::ErrorMeasure unquantised;
   support::SelectionMeasure selection;
   std::int64_t tokens = 0;
   std::int64_t wrong_cache_rows = 0;
 
+  bool quantised() const { return cache_format != CacheFormat::bf16; }
   bool selection_checked() const { return selection.num_rows() > 0; }
   /// Empty = passed, else what is out of bounds.
   std::string fault() const;

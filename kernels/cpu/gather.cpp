@@ -3,21 +3,20 @@
 #include <cstring>
 #include <string>
 
+#include "kernels/cpu/cpu_features.h"
 #include "kernels/cpu/entries.h"
+#include "kernels/cpu/latent_rows.h"
+#include "kernels/cpu/tile_kernels.h"
 #include "sparse_mla/error.h"
 
 namespace sparse_mla::cpu {
 namespace {
 
 void check(const GatherProblem& problem, const GatherCall& call) {
-  const std::int64_t row_bytes = 2 * std::int64_t{problem.latent_dim};
-  require(call.cache.format == problem.format, "cache.format", to_string(call.cache.format),
-          to_string(problem.format));
-  require(call.cache.block_size >= 1, "cache.block_size", call.cache.block_size, "at least 1");
-  require(call.cache.row_stride >= row_bytes, "cache.row_stride", call.cache.row_stride,
-          "at least a row's " + std::to_string(row_bytes) + " bytes");
-  require(call.rows.extent(1) == problem.latent_dim, "rows", call.rows.extent(1),
-          "latent_dim (" + std::to_string(problem.latent_dim) + ") columns");
+  const int latent_dim = problem.kv_lora_rank + problem.qk_rope_head_dim;
+  validate(call.cache, problem.format, problem.kv_lora_rank, problem.qk_rope_head_dim, "cache");
+  require(call.rows.extent(1) == latent_dim, "rows", call.rows.extent(1),
+          "L+R (" + std::to_string(latent_dim) + ") columns");
   require(call.rows.extent(0) == 0 || call.rows.stride(1) == 1, "rows", call.rows.stride(1),
           "contiguous rows (last stride 1)");
   std::int64_t total = 0;
@@ -40,9 +39,10 @@ void check(const GatherProblem& problem, const GatherCall& call) {
           "at most the problem's " + std::to_string(problem.max_rows) + " rows");
 }
 
-void run(const GatherProblem& problem, const GatherCall& call, std::span<std::byte>, Stream) {
+template <class Rows>
+void run(const GatherProblem& problem, const GatherCall& call, const Rows& rows) {
   check(problem, call);
-  const std::size_t row_bytes = 2 * static_cast<std::size_t>(problem.latent_dim);
+  const std::int64_t latent_dim = call.rows.extent(1);
   for (const ChunkMember& member : call.members) {
 #pragma omp parallel for schedule(static) if (member.num_keys > 256)
     for (std::int64_t i = 0; i < member.num_keys; ++i) {
@@ -53,21 +53,38 @@ void run(const GatherProblem& problem, const GatherCall& call, std::span<std::by
                                      : std::int64_t{-1};
       bfloat16* row = address(call.rows, member.key_row + i, 0);
       if (block < 0 || block >= call.cache.num_blocks)
-        std::memset(row, 0, row_bytes);
+        std::memset(row, 0, static_cast<std::size_t>(latent_dim) * sizeof(bfloat16));
       else
-        std::memcpy(
-            row, call.cache.row(block * call.cache.block_size + position % call.cache.block_size),
-            row_bytes);
+        rows.gather(block * call.cache.block_size + position % call.cache.block_size, row);
     }
   }
 }
 
+template <const TileKernels& (*kKernels)()>
+void run_vectorised(const GatherProblem& problem, const GatherCall& call, std::span<std::byte>,
+                    Stream) {
+  run(problem, call,
+      LatentRows(call.cache, problem.kv_lora_rank, problem.qk_rope_head_dim, kKernels()));
+}
+
+void run_reference(const GatherProblem& problem, const GatherCall& call, std::span<std::byte>,
+                   Stream) {
+  run(problem, call, ScalarLatentRows(call.cache, problem.kv_lora_rank, problem.qk_rope_head_dim));
+}
+
+std::string usable(const GatherProblem&) { return ""; }
+std::string usable_avx2(const GatherProblem&) { return why_not_avx2_fma(); }
+std::size_t no_workspace(const GatherProblem&) { return 0; }
+
 }  // namespace
 
 std::vector<Entry<GatherProblem, GatherCall>> gather_entries() {
-  return {{"cpu", Backend::cpu, "a row at a time from its page",
-           [](const GatherProblem&) { return std::string(); },
-           [](const GatherProblem&) { return std::size_t{0}; }, run}};
+  return {
+      {"cpu_avx2", Backend::cpu, "a row at a time from its page, decoded in AVX2 registers",
+       usable_avx2, no_workspace, run_vectorised<avx2_tile_kernels>},
+      {"cpu_baseline", Backend::cpu, "a row at a time from its page, decoded in SSE2 registers",
+       usable, no_workspace, run_vectorised<baseline_tile_kernels>},
+      {"cpu_reference", Backend::cpu, "a number at a time", usable, no_workspace, run_reference}};
 }
 
 }  // namespace sparse_mla::cpu

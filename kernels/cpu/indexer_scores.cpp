@@ -4,12 +4,14 @@
 // are heads; keys are decoded to fp32 a few at a time and multiplied against all rows of the tile,
 // with relu, weights and the sum over heads in registers. A score is one fixed chain of operations
 // on its own row and key: splitting or reordering a batch does not change a bit of it.
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <string>
 
 #include "kernels/cpu/cpu_features.h"
+#include "kernels/cpu/e4m3_values.h"
 #include "kernels/cpu/entries.h"
 #include "kernels/cpu/thread_scratch.h"
 #include "kernels/cpu/tile_kernels.h"
@@ -217,6 +219,7 @@ void run_tiled(const IndexerProblem& problem, const IndexerCall& call,
 void run_reference(const IndexerProblem& problem, const IndexerCall& call, std::span<std::byte>,
                    Stream) {
   check(problem, call);
+  const std::array<float, 256>& decoded = e4m3_values();
   for (const ScoreMember& member : call.members) {
 #pragma omp parallel for schedule(dynamic, 1)
     for (std::int64_t r = 0; r < member.num_rows; ++r) {
@@ -236,7 +239,7 @@ void run_reference(const IndexerProblem& problem, const IndexerCall& call, std::
           const fp8_e4m3* q = address(call.index_q, token, h, 0);
           double dot = 0;
           for (int d = 0; d < problem.index_head_dim; ++d)
-            dot += double{static_cast<float>(q[d])} * double{static_cast<float>(k[d])};
+            dot += double{decoded[q[d].__x]} * double{decoded[k[d].__x]};
           sum += double{call.index_weights(token, h)} * (dot < 0 ? 0 : dot);
         }
         score = static_cast<float>(double{scale} * sum);

@@ -100,9 +100,9 @@ void run_up_project(const UpProjectProblem& problem, const UpProjectCall& call,
           kernels.bf16_to_float(bits(address(call.kv_b_proj, head, i, 0)),
                                 scratch.weights + i * lora, lora);
         cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, static_cast<blasint>(count),
-                    static_cast<blasint>(width), static_cast<blasint>(lora), 1.0f, scratch.latent,
-                    static_cast<blasint>(lora), scratch.weights, static_cast<blasint>(lora), 0.0f,
-                    scratch.kv, static_cast<blasint>(width));
+                    static_cast<blasint>(width), static_cast<blasint>(lora), call.latent_scale,
+                    scratch.latent, static_cast<blasint>(lora), scratch.weights,
+                    static_cast<blasint>(lora), 0.0f, scratch.kv, static_cast<blasint>(width));
         for (std::int64_t r = 0; r < count; ++r)
           kernels.float_to_bf16(scratch.kv + r * width, bits(address(call.kv, row0 + r, head, 0)),
                                 width);
@@ -122,7 +122,7 @@ void run_up_project_reference(const UpProjectProblem& problem, const UpProjectCa
         for (std::int64_t l = 0; l < problem.kv_lora_rank; ++l)
           sum += double{__bfloat162float(call.latent(row, l))} *
                  double{__bfloat162float(call.kv_b_proj(head, i, l))};
-        call.kv(row, head, i) = __double2bfloat16(sum);
+        call.kv(row, head, i) = __double2bfloat16(sum * double{call.latent_scale});
       }
     }
   }

@@ -12,6 +12,7 @@
 #include "kernels/cpu/blas.h"
 #include "kernels/cpu/cpu_features.h"
 #include "kernels/cpu/entries.h"
+#include "kernels/cpu/latent_rows.h"
 #include "kernels/cpu/thread_scratch.h"
 #include "kernels/cpu/tile_kernels.h"
 #include "kernels/cpu/view_checks.h"
@@ -59,8 +60,10 @@ struct Scratch {
 
 struct ReferenceScratch {
   double* out;  ///< [L]
+  float* row;   ///< [L+R]
   ReferenceScratch(WorkspaceCarver& carver, const SparseMqaProblem& problem) {
     out = carver.take<double>("sparse_mqa_reference_out", problem.kv_lora_rank);
+    row = carver.take<float>("sparse_mqa_reference_row", latent_dim(problem));
   }
 };
 
@@ -89,12 +92,7 @@ void check(const SparseMqaProblem& problem, const SparseMqaCall& call) {
   require_extent("lse", call.lse, 0, heads, "num_heads");
   require_contiguous_rows("q", call.q);
   require_contiguous_rows("out", call.out);
-  require(call.cache.format == problem.format, "cache.format", to_string(call.cache.format),
-          to_string(problem.format));
-  require(call.cache.num_blocks >= 0, "cache.num_blocks", call.cache.num_blocks, "at least 0");
-  require(call.cache.block_size >= 1, "cache.block_size", call.cache.block_size, "at least 1");
-  require(call.cache.data != nullptr || call.cache.num_blocks == 0, "cache.data", "null",
-          "the cache's pages");
+  validate(call.cache, problem.format, problem.kv_lora_rank, problem.qk_rope_head_dim, "cache");
   require(call.lse_tokens != nullptr || call.lse.extent(1) >= tokens, "lse", shape_text(call.lse),
           "a column for each of the " + std::to_string(tokens) + " tokens");
   for (std::int64_t t = 0; call.lse_tokens != nullptr && t < tokens; ++t)
@@ -126,6 +124,7 @@ class Attention {
       : call_(call),
         kernels_(kernels),
         scratch_(scratch),
+        cached_(call.cache, problem.kv_lora_rank, problem.qk_rope_head_dim, kernels),
         latent_(latent_dim(problem)),
         lora_(problem.kv_lora_rank) {}
 
@@ -145,8 +144,7 @@ class Attention {
     for (std::int64_t i = 0; i < count; ++i) {
       const std::int64_t slot = call_.slots(t, i);
       if (!is_valid(call_, slot)) continue;
-      kernels_.bf16_to_float(reinterpret_cast<const std::uint16_t*>(call_.cache.row(slot)),
-                             scratch_.rows + gathered * latent_, latent_);
+      cached_.read(slot, scratch_.rows + gathered * latent_);
       if (++gathered == row_tile()) {
         attend_tile(heads, gathered);
         gathered = 0;
@@ -183,6 +181,7 @@ class Attention {
   const SparseMqaCall& call_;
   const TileKernels& kernels_;
   const Scratch& scratch_;
+  LatentRows cached_;
   std::int64_t latent_, lora_;
 };
 static_assert(row_tile() % kScorePadding == 0);
@@ -216,6 +215,7 @@ void run_reference(const SparseMqaProblem& problem, const SparseMqaCall& call,
   const std::int64_t latent = latent_dim(problem), heads = problem.num_heads;
   const std::int64_t items = call.q.extent(0) * heads;
   if (items == 0) return;
+  const ScalarLatentRows cached(call.cache, problem.kv_lora_rank, problem.qk_rope_head_dim);
 #pragma omp parallel num_threads(scratch_threads <ReferenceScratch>(problem, workspace, items))
   {
     const auto scratch = thread_scratch<ReferenceScratch>(problem, workspace);
@@ -223,27 +223,25 @@ void run_reference(const SparseMqaProblem& problem, const SparseMqaCall& call,
     for (std::int64_t item = 0; item < items; ++item) {
       const std::int64_t t = item / heads, head = item % heads, count = slot_count(call, t);
       const bfloat16* q = address(call.q, t, head, 0);
-      const auto score = [&](const bfloat16* row) {
+      // Reads the row too.
+      const auto score = [&](std::int64_t slot) {
+        cached.read(slot, scratch.row);
         double dot = 0;
         for (std::int64_t d = 0; d < latent; ++d)
-          dot += double{__bfloat162float(q[d])} * double{__bfloat162float(row[d])};
+          dot += double{__bfloat162float(q[d])} * double{scratch.row[d]};
         return dot * double{call.softmax_scale};
-      };
-      const auto row = [&](std::int64_t slot) {
-        return reinterpret_cast<const bfloat16*>(call.cache.row(slot));
       };
       double maximum = -HUGE_VAL, sum = 0;
       for (std::int64_t i = 0; i < count; ++i)
-        if (is_valid(call, call.slots(t, i)))
-          maximum = std::max(maximum, score(row(call.slots(t, i))));
+        if (is_valid(call, call.slots(t, i))) maximum = std::max(maximum, score(call.slots(t, i)));
       std::fill_n(scratch.out, problem.kv_lora_rank, 0.0);
       for (std::int64_t i = 0; i < count; ++i) {
         if (!is_valid(call, call.slots(t, i))) continue;
-        const bfloat16* values = row(call.slots(t, i));
-        const double weight = std::exp(score(values) - (maximum == -HUGE_VAL ? 0.0 : maximum));
+        const double weight =
+            std::exp(score(call.slots(t, i)) - (maximum == -HUGE_VAL ? 0.0 : maximum));
         sum += weight;
         for (int d = 0; d < problem.kv_lora_rank; ++d)
-          scratch.out[d] += weight * double{__bfloat162float(values[d])};
+          scratch.out[d] += weight * double{scratch.row[d]};
       }
       const bool empty = sum == 0;
       for (int d = 0; d < problem.kv_lora_rank; ++d)

@@ -27,6 +27,16 @@ struct TileKernels {
   void (*float_to_bf16)(const float* in, std::uint16_t* out, std::int64_t count);
   /// e4m3 bit patterns, exact.
   void (*e4m3_to_float)(const std::uint8_t* in, float* out, std::int64_t count);
+  /// out[i] = factor · in[i]
+  void (*scale_e4m3_to_float)(const std::uint8_t* in, float factor, float* out, std::int64_t count);
+  /// out[i] = in[i] / divisor as e4m3: round to nearest, ties to even, saturating at ±448; −0 is
+  /// kept, NaN becomes 0x7F.
+  void (*float_to_e4m3)(const float* in, float divisor, std::uint8_t* out, std::int64_t count);
+  void (*bf16_to_e4m3)(const std::uint16_t* in, float divisor, std::uint8_t* out,
+                       std::int64_t count);
+  /// The largest |in[i]|, of bf16 bit patterns: NaN is passed over, ±inf counts as the largest
+  /// finite number. 0 for nothing.
+  float (*max_magnitude_bf16)(const std::uint16_t* in, std::int64_t count);
   /// values[i] ·= factor
   void (*scale)(float* values, float factor, std::int64_t count);
 

@@ -8,6 +8,7 @@ namespace {
 
 using UnsignedVector [[gnu::vector_size(sizeof(IntVector))]] = std::uint32_t;
 using ShortVector [[gnu::vector_size(sizeof(IntVector) / 2)]] = std::uint16_t;
+using ByteVector [[gnu::vector_size(sizeof(IntVector) / 4)]] = std::uint8_t;
 
 constexpr float kInfinity = __builtin_inff();
 constexpr std::int64_t kPanelColumns = 2 * kLanes;
@@ -43,7 +44,24 @@ inline Vector decode_e4m3(IntVector bits) {
   return as_float(((bits & 0x7F) == 0x7F ? splat(0x7FC00000) : value) | sign);
 }
 
-/// The last, incomplete vector of a row goes through a buffer.
+/// To nearest, ties to even, saturating. Above 2^-6 the kept fraction is rounded in place: a carry
+/// moves into the exponent, as it should. Below, e4m3's numbers are the multiples of 2^-9: added to
+/// 1.5 · 2^14, whose last place that is, a magnitude is rounded by the adder.
+inline ByteVector encode_e4m3(Vector value) {
+  const IntVector bits = as_bits(value);
+  const IntVector magnitude = bits & 0x7FFFFFFF;
+  const IntVector largest = as_bits(broadcast(448.0f));
+  const IntVector limited = magnitude > largest ? largest : magnitude;
+  const IntVector normal = ((limited + 0x7FFFF + ((limited >> 20) & 1)) >> 20) - (120 << 3);
+  const IntVector subnormal = as_bits(as_float(limited) + broadcast(0x1.8p14f)) & 0xF;
+  const IntVector code = limited < as_bits(broadcast(0x1p-6f)) ? subnormal : normal;
+  const IntVector sign = (bits >> 24) & 0x80;
+  return __builtin_convertvector(
+      (UnsignedVector)(magnitude > 0x7F800000 ? splat(0x7F) : code | sign), ByteVector);
+}
+
+/// The last, incomplete vector of a row goes through a buffer, bytewise: rows of a cache may start
+/// at any address.
 template <class In, class Out, class Convert>
 inline void convert_row(const In* in, Out* out, std::int64_t count, Convert convert) {
   std::int64_t i = 0;
@@ -51,9 +69,9 @@ inline void convert_row(const In* in, Out* out, std::int64_t count, Convert conv
   if (i == count) return;
   In in_tail[kLanes] = {};
   Out out_tail[kLanes];
-  for (std::int64_t j = i; j < count; ++j) in_tail[j - i] = in[j];
+  __builtin_memcpy(in_tail, in + i, static_cast<std::size_t>(count - i) * sizeof(In));
   convert(in_tail, out_tail);
-  for (std::int64_t j = i; j < count; ++j) out[j] = out_tail[j - i];
+  __builtin_memcpy(out + i, out_tail, static_cast<std::size_t>(count - i) * sizeof(Out));
 }
 
 void bf16_to_float(const std::uint16_t* in, float* out, std::int64_t count) {
@@ -77,6 +95,48 @@ void float_to_bf16(const float* in, std::uint16_t* out, std::int64_t count) {
 void e4m3_to_float(const std::uint8_t* in, float* out, std::int64_t count) {
   convert_row(in, out, count,
               [](const std::uint8_t* from, float* to) { store(to, decode_e4m3(load_u8(from))); });
+}
+
+void scale_e4m3_to_float(const std::uint8_t* in, float factor, float* out, std::int64_t count) {
+  convert_row(in, out, count, [factor](const std::uint8_t* from, float* to) {
+    store(to, decode_e4m3(load_u8(from)) * factor);
+  });
+}
+
+void float_to_e4m3(const float* in, float divisor, std::uint8_t* out, std::int64_t count) {
+  convert_row(in, out, count, [divisor](const float* from, std::uint8_t* to) {
+    const ByteVector encoded = encode_e4m3(load(from) / divisor);
+    __builtin_memcpy(to, &encoded, sizeof encoded);
+  });
+}
+
+void bf16_to_e4m3(const std::uint16_t* in, float divisor, std::uint8_t* out, std::int64_t count) {
+  convert_row(in, out, count, [divisor](const std::uint16_t* from, std::uint8_t* to) {
+    const ByteVector encoded = encode_e4m3(decode_bf16(load_u16(from)) / divisor);
+    __builtin_memcpy(to, &encoded, sizeof encoded);
+  });
+}
+
+float max_magnitude_bf16(const std::uint16_t* in, std::int64_t count) {
+  // Magnitudes are ordered as their bit patterns are.
+  const auto step = [](IntVector largest, IntVector bits) {
+    const IntVector magnitude = bits & 0x7FFF;
+    const IntVector finite = magnitude == 0x7F80 ? splat(0x7F7F) : magnitude;
+    const IntVector candidate = finite > 0x7F80 ? IntVector{} : finite;
+    return candidate > largest ? candidate : largest;
+  };
+  IntVector largest{};
+  std::int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) largest = step(largest, load_u16(in + i));
+  if (i < count) {
+    std::uint16_t tail[kLanes] = {};
+    __builtin_memcpy(tail, in + i, static_cast<std::size_t>(count - i) * sizeof(std::uint16_t));
+    largest = step(largest, load_u16(tail));
+  }
+  std::int32_t top = 0;
+  for (std::int64_t lane = 0; lane < kLanes; ++lane)
+    top = largest[lane] > top ? largest[lane] : top;
+  return as_float(splat(top) << 16)[0];
 }
 
 void scale(float* values, float factor, std::int64_t count) {
@@ -288,6 +348,10 @@ constexpr TileKernels kTileKernels = {
     .scale_bf16_to_float = scale_bf16_to_float,
     .float_to_bf16 = float_to_bf16,
     .e4m3_to_float = e4m3_to_float,
+    .scale_e4m3_to_float = scale_e4m3_to_float,
+    .float_to_e4m3 = float_to_e4m3,
+    .bf16_to_e4m3 = bf16_to_e4m3,
+    .max_magnitude_bf16 = max_magnitude_bf16,
     .scale = scale,
     .softmax_row = softmax_row,
     .pack_columns_bf16 = pack_columns_bf16,

@@ -1,5 +1,6 @@
 // The tile kernels for processors with AVX2 and FMA: eight lanes. Compiled with wider instructions
 // than the rest of the library: include nothing here that has inline functions with linkage.
+#include <cstddef>
 #include <cstdint>
 
 #include <immintrin.h>

@@ -1,4 +1,5 @@
 // The tile kernels for any x86-64 processor: SSE2, four lanes.
+#include <cstddef>
 #include <cstdint>
 
 #include <emmintrin.h>

@@ -3,7 +3,10 @@
 #include <cstring>
 #include <string>
 
+#include "kernels/cpu/cpu_features.h"
 #include "kernels/cpu/entries.h"
+#include "kernels/cpu/latent_rows.h"
+#include "kernels/cpu/tile_kernels.h"
 #include "sparse_mla/error.h"
 
 namespace sparse_mla::cpu {
@@ -14,14 +17,18 @@ void check(const WriteCacheProblem& problem, const WriteCacheCall& call) {
   require(tokens <= problem.max_tokens, "slot_mapping", tokens,
           "at most the problem's " + std::to_string(problem.max_tokens) + " tokens");
   if (tokens == 0) return;
-  require(call.latent.extent(0) == tokens && call.latent.extent(1) == problem.latent_dim, "latent",
+  const int latent_dim = problem.kv_lora_rank + problem.qk_rope_head_dim;
+  require(call.latent.extent(0) == tokens && call.latent.extent(1) == latent_dim, "latent",
           "[" + std::to_string(call.latent.extent(0)) + ", " +
               std::to_string(call.latent.extent(1)) + "]",
-          "[" + std::to_string(tokens) + ", " + std::to_string(problem.latent_dim) + "]");
+          "[" + std::to_string(tokens) + ", " + std::to_string(latent_dim) + "]");
   require(call.latent.stride(1) == 1, "latent", call.latent.stride(1),
           "contiguous rows (last stride 1)");
-  require(call.latent_cache.format == problem.format, "latent_cache.format",
-          to_string(call.latent_cache.format), to_string(problem.format));
+  validate(call.latent_cache, problem.format, problem.kv_lora_rank, problem.qk_rope_head_dim,
+           "latent_cache");
+  const float scale = call.latent_cache.scale;
+  require(problem.format != CacheFormat::fp8 || (scale > 0 && std::isfinite(scale)),
+          "latent_cache.scale", scale, "a positive number");
   const bool with_index = problem.index_head_dim > 0;
   if (with_index) {
     require(call.index_k.extent(0) == tokens && call.index_k.extent(1) == problem.index_head_dim,
@@ -52,14 +59,13 @@ void check(const WriteCacheProblem& problem, const WriteCacheCall& call) {
   }
 }
 
-void run(const WriteCacheProblem& problem, const WriteCacheCall& call, std::span<std::byte>,
-         Stream) {
+template <class Rows>
+void run(const WriteCacheProblem& problem, const WriteCacheCall& call, const Rows& rows) {
   check(problem, call);
-  const std::size_t row_bytes = 2 * static_cast<std::size_t>(problem.latent_dim);
   for (std::int64_t token = 0; token < call.slot_mapping.extent(0); ++token) {
     const std::int64_t slot = call.slot_mapping(token);
     if (slot < 0) continue;
-    std::memcpy(call.latent_cache.row(slot), address(call.latent, token, 0), row_bytes);
+    rows.write(slot, address(call.latent, token, 0), call.power_of_two_scales);
     if (problem.index_head_dim == 0) continue;
     std::memcpy(call.index_cache.key(slot), address(call.index_k, token, 0),
                 static_cast<std::size_t>(problem.index_head_dim));
@@ -68,12 +74,32 @@ void run(const WriteCacheProblem& problem, const WriteCacheCall& call, std::span
   }
 }
 
+template <const TileKernels& (*kKernels)()>
+void run_vectorised(const WriteCacheProblem& problem, const WriteCacheCall& call,
+                    std::span<std::byte>, Stream) {
+  run(problem, call,
+      LatentRows(call.latent_cache, problem.kv_lora_rank, problem.qk_rope_head_dim, kKernels()));
+}
+
+void run_reference(const WriteCacheProblem& problem, const WriteCacheCall& call,
+                   std::span<std::byte>, Stream) {
+  run(problem, call,
+      ScalarLatentRows(call.latent_cache, problem.kv_lora_rank, problem.qk_rope_head_dim));
+}
+
+std::string usable(const WriteCacheProblem&) { return ""; }
+std::string usable_avx2(const WriteCacheProblem&) { return why_not_avx2_fma(); }
+std::size_t no_workspace(const WriteCacheProblem&) { return 0; }
+
 }  // namespace
 
 std::vector<Entry<WriteCacheProblem, WriteCacheCall>> write_cache_entries() {
-  return {{"cpu", Backend::cpu, "a row at a time, all slots checked first",
-           [](const WriteCacheProblem&) { return std::string(); },
-           [](const WriteCacheProblem&) { return std::size_t{0}; }, run}};
+  return {
+      {"cpu_avx2", Backend::cpu, "a row at a time, quantised in AVX2 registers", usable_avx2,
+       no_workspace, run_vectorised<avx2_tile_kernels>},
+      {"cpu_baseline", Backend::cpu, "a row at a time, quantised in SSE2 registers", usable,
+       no_workspace, run_vectorised<baseline_tile_kernels>},
+      {"cpu_reference", Backend::cpu, "a number at a time", usable, no_workspace, run_reference}};
 }
 
 }  // namespace sparse_mla::cpu

@@ -22,6 +22,22 @@ double to_double(float value) { return value; }
 
 }  // namespace
 
+double max_lse_error(CacheFormat format) {
+  return format == CacheFormat::bf16 ? kBf16LseError : 2 * kBf16LseError;
+}
+
+double max_quantisation_error(CacheFormat format) {
+  switch (format) {
+    case CacheFormat::bf16:
+      return 0;
+    case CacheFormat::fp8_ds_mla:
+      return 5e-2;
+    case CacheFormat::fp8:
+      return 7e-2;
+  }
+  return 0;
+}
+
 template <class T>
 void ErrorMeasure::add_row(std::span<const T> out, float lse, std::span<const double> reference,
                            double reference_lse) {

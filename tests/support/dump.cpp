@@ -16,6 +16,7 @@ void write_dump(const std::filesystem::path& dir, const LayerData& data,
   std::filesystem::create_directories(dir);
   const ModelDims& d = data.problem().dims;
   const std::int64_t block_size = data.problem().block_size;
+  const LatentRowFormat format = data.latent_format();
   const auto count = static_cast<std::int64_t>(tokens.size());
 
   nlohmann::json meta{{"num_heads", d.num_heads},
@@ -26,7 +27,8 @@ void write_dump(const std::filesystem::path& dir, const LayerData& data,
                       {"index_topk", d.index_topk},
                       {"softmax_scale", d.softmax_scale},
                       {"block_size", block_size},
-                      {"cache_format", "bf16"}};
+                      {"cache_format", name_of(format.format)},
+                      {"cache_scale", format.scale}};
   for (const char* list : {"tokens", "requests", "positions", "paths", "all_visible"}) {
     meta[list] = nlohmann::json::array();
   }
@@ -64,11 +66,11 @@ void write_dump(const std::filesystem::path& dir, const LayerData& data,
   picks.close();
 
   NpyWriter cache(dir / "latent_cache.npy", "|u1",
-                  {data.num_blocks(), block_size, 2 * std::int64_t{d.latent_dim()}});
+                  {data.num_blocks(), block_size, format.row_bytes()});
   for (std::int64_t block = 0; block < data.num_blocks(); ++block) {
     for (std::int64_t row = 0; row < block_size; ++row) {
       cache.append(data.latent_page(block) + row * data.latent_row_stride(),
-                   bytes_of_bf16(d.latent_dim()));
+                   static_cast<std::size_t>(format.row_bytes()));
     }
   }
   cache.close();

@@ -38,11 +38,11 @@ inline double decode_e4m3(std::uint8_t bits) {
   return kValues[bits];
 }
 
-/// To nearest, ties to even, saturating at ±448; −0 is kept, NaN stays NaN.
+/// To nearest, ties to even, saturating at ±448; −0 is kept, NaN becomes 0x7F.
 inline std::uint8_t encode_e4m3(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const auto sign = static_cast<std::uint8_t>((bits >> 24) & 0x80u);
-  if (value != value) return static_cast<std::uint8_t>(sign | 0x7F);
+  if (value != value) return 0x7F;
   const float magnitude = std::min(std::fabs(value), 448.0f);
   std::uint32_t code = 0;
   if (magnitude < 0x1p-6f) {

@@ -18,6 +18,10 @@ namespace {
 
 constexpr std::int64_t kGap = 3;  // odd, so that strided rows are unaligned
 constexpr float kLogitDeviation = 1.5f;
+/// The per-tensor scale of an fp8 cache: latent numbers end at ±3.45 (normal_row). Fixed, so that a
+/// request's bytes do not depend on the batch around it, and no power of two, which would hide a
+/// rounding.
+constexpr float kLatentScale = 3.6f / 448.0f;
 
 bfloat16 bf16_element(float value) { return std::bit_cast<bfloat16>(encode_bf16(value)); }
 
@@ -99,6 +103,9 @@ void check(const LayerProblem& problem) {
       throw std::invalid_argument("problem: negative length");
     }
   }
+  if (problem.cache_format == CacheFormat::fp8_ds_mla && problem.dims.kv_lora_rank % 128 != 0) {
+    throw std::invalid_argument("problem: fp8_ds_mla needs a kv_lora_rank that 128 divides");
+  }
   if (problem.block_size < 1) throw std::invalid_argument("problem: block_size below 1");
 }
 
@@ -136,8 +143,10 @@ std::ostream& operator<<(std::ostream& stream, const LayerProblem& problem) {
          << d.index_head_dim << " topk " << d.index_topk;
   print_lens(stream, "query", problem.query_lens);
   print_lens(stream, "context", problem.context_lens);
-  return stream << " block " << problem.block_size << " seed " << problem.seed << ' '
-                << to_string(problem.selection) << (problem.strided ? " strided" : "");
+  return stream << " block " << problem.block_size << " cache " << name_of(problem.cache_format)
+                << (problem.power_of_two_scales ? " (power-of-two scales)" : "") << " seed "
+                << problem.seed << ' ' << to_string(problem.selection)
+                << (problem.strided ? " strided" : "");
 }
 
 LayerWeights::LayerWeights(const ModelDims& model, std::uint64_t seed)
@@ -202,7 +211,9 @@ void LayerData::lay_out() {
   strides_.out_head = d.v_head_dim + gap;
   strides_.out_token = d.num_heads * strides_.out_head + gap;
   strides_.lse = tokens + gap;
-  latent_row_stride_ = 2 * (d.latent_dim() + gap);
+  // Odd for a quantised cache: its scales and its bf16 part are unaligned.
+  const std::int64_t row_gap = problem_.cache_format == CacheFormat::bf16 ? 2 * gap : gap;
+  latent_row_stride_ = latent_format().row_bytes() + row_gap;
   latent_block_stride_ = problem_.block_size * latent_row_stride_ + 2 * gap;
   index_block_stride_ = std::int64_t{problem_.block_size} * (d.index_head_dim + 4) + gap;
 
@@ -282,12 +293,13 @@ void LayerData::write_context() {
       [&](std::int64_t r) { return problem_.context_lens[static_cast<std::size_t>(r)]; },
       [&](std::int64_t r, std::int64_t first, std::int64_t end) {
         RequestSource source(problem_, r);
+        const LatentRowFormat format = latent_format();
         std::vector<bfloat16> row(static_cast<std::size_t>(d.latent_dim()));
         std::vector<fp8_e4m3> key(static_cast<std::size_t>(d.index_head_dim));
         for (std::int64_t position = first; position < end; ++position) {
           const std::int64_t at = slot(r, position);
           source.latent(position, row.data());
-          std::memcpy(latent_cache_.data() + latent_offset(at), row.data(), row.size() * 2);
+          encode_latent_row(format, row.data(), latent_cache_.data() + latent_offset(at));
           const float scale = source.index_key(position, key.data());
           std::memcpy(index_cache_.data() + index_key_offset(at), key.data(), key.size());
           std::memcpy(index_cache_.data() + index_scale_offset(at), &scale, 4);
@@ -375,7 +387,8 @@ LayerTensors LayerData::tensors() {
   t.slot_mapping = strided<const std::int64_t, 1>(slot_mapping_.data(), {tokens}, {1});
   t.block_tables = strided<const std::int32_t, 2>(block_tables_.data(), {requests, max_blocks_},
                                                   {strides_.block_tables, 1});
-  t.latent_cache.format = CacheFormat::bf16;
+  t.latent_cache.format = problem_.cache_format;
+  t.latent_cache.scale = latent_format().scale;
   t.latent_cache.data = latent_cache_.data();
   t.latent_cache.num_blocks = num_blocks_;
   t.latent_cache.block_size = problem_.block_size;
@@ -403,8 +416,8 @@ void LayerData::write_new_rows() {
   for (std::int64_t token = 0; token < num_tokens(); ++token) {
     const std::int64_t at = slot_mapping_[token];
     if (at < 0) continue;
-    std::memcpy(latent_cache_.data() + latent_offset(at), latent_.data() + token * strides_.latent,
-                2 * static_cast<std::size_t>(d.latent_dim()));
+    encode_latent_row(latent_format(), latent_.data() + token * strides_.latent,
+                      latent_cache_.data() + latent_offset(at));
     std::memcpy(index_cache_.data() + index_key_offset(at),
                 index_k_.data() + token * strides_.index_k,
                 static_cast<std::size_t>(d.index_head_dim));
@@ -450,6 +463,15 @@ const std::byte* LayerData::latent_page(std::int64_t block) const {
 const std::byte* LayerData::latent_row(std::int64_t request, std::int64_t position) const {
   return latent_cache_.data() + latent_offset(slot(request, position));
 }
+LatentRowFormat LayerData::latent_format() const {
+  const ModelDims& d = problem_.dims;
+  return {problem_.cache_format, d.kv_lora_rank, d.qk_rope_head_dim,
+          problem_.cache_format == CacheFormat::fp8 ? kLatentScale : 1.0f,
+          problem_.power_of_two_scales};
+}
+void LayerData::latent_values(std::int64_t request, std::int64_t position, bfloat16* values) const {
+  RequestSource(problem_, request).latent(position, values);
+}
 const std::byte* LayerData::index_key(std::int64_t request, std::int64_t position) const {
   return index_cache_.data() + index_key_offset(slot(request, position));
 }
@@ -477,23 +499,25 @@ WrongCacheRows LayerData::count_wrong_cache_rows() const {
     owners[static_cast<std::size_t>(slot_mapping_[token])] = {
         static_cast<std::int32_t>(at.request), static_cast<std::int32_t>(at.position)};
   }
+  const LatentRowFormat format = latent_format();
   std::int64_t latent = 0, index_keys = 0;
 #pragma omp parallel for schedule(dynamic, 64) reduction(+ : latent, index_keys)
   for (std::size_t at = 0; at < owners.size(); ++at) {
-    std::vector<bfloat16> row(static_cast<std::size_t>(d.latent_dim()));
+    std::vector<bfloat16> values(static_cast<std::size_t>(d.latent_dim()));
+    std::vector<std::byte> row(static_cast<std::size_t>(format.row_bytes()), std::byte{0xFF});
     std::vector<fp8_e4m3> key(static_cast<std::size_t>(d.index_head_dim));
     float scale = std::bit_cast<float>(~std::uint32_t{0});
     if (owners[at].request >= 0) {
       RequestSource source(problem_, owners[at].request);
-      source.latent(owners[at].position, row.data());
+      source.latent(owners[at].position, values.data());
+      encode_latent_row(format, values.data(), row.data());
       scale = source.index_key(owners[at].position, key.data());
     } else {
-      std::fill(row.begin(), row.end(), std::bit_cast<bfloat16>(std::uint16_t{0xFFFF}));
       std::fill(key.begin(), key.end(), std::bit_cast<fp8_e4m3>(std::uint8_t{0xFF}));
     }
     const auto cache_slot = static_cast<std::int64_t>(at);
-    latent += std::memcmp(latent_cache_.data() + latent_offset(cache_slot), row.data(),
-                          row.size() * 2) != 0;
+    latent +=
+        std::memcmp(latent_cache_.data() + latent_offset(cache_slot), row.data(), row.size()) != 0;
     index_keys += std::memcmp(index_cache_.data() + index_key_offset(cache_slot), key.data(),
                               key.size()) != 0 ||
                   std::memcmp(index_cache_.data() + index_scale_offset(cache_slot), &scale, 4) != 0;

@@ -20,6 +20,7 @@
 #include "sparse_mla/types.h"
 
 #include "tests/support/buffer.h"
+#include "tests/support/latent_rows.h"
 
 namespace sparse_mla::support {
 
@@ -37,6 +38,8 @@ struct LayerProblem {
   std::vector<std::int32_t> context_lens = {};  ///< [requests]
   std::vector<std::int64_t> request_ids = {};   ///< [requests]; empty = 0, 1, 2, …
   std::int32_t block_size = 64;
+  CacheFormat cache_format = CacheFormat::bf16;
+  bool power_of_two_scales = false;  ///< of fp8_ds_mla's context rows; the layer is to be told
   std::uint64_t seed = 1;
   SelectionKind selection = SelectionKind::indexer;
   bool strided = false;  ///< odd gaps, filled with NaN, after the rows of tensors and cache pages
@@ -101,8 +104,12 @@ class LayerData {
   std::span<const std::int32_t> block_table(std::int64_t request) const;  ///< [max_blocks]
   const std::byte* latent_page(std::int64_t block) const;                 ///< rows of a page
   std::int64_t latent_row_stride() const { return latent_row_stride_; }   ///< bytes
-  const std::byte* latent_row(std::int64_t request, std::int64_t position) const;  ///< (L+R) bf16
-  const std::byte* index_key(std::int64_t request, std::int64_t position) const;   ///< D e4m3
+  const std::byte* latent_row(std::int64_t request, std::int64_t position) const;
+  LatentRowFormat latent_format() const;  ///< of the rows' bytes
+  /// The row before it was quantised.
+  void latent_values(std::int64_t request, std::int64_t position,
+                     bfloat16* values) const;                                     ///< [L+R]
+  const std::byte* index_key(std::int64_t request, std::int64_t position) const;  ///< D e4m3
   float index_scale(std::int64_t request, std::int64_t position) const;
 
   /// Cache rows that do not hold what they should after a layer call: the context untouched, each

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <optional>
 
 #include "tests/support/number_formats.h"
 
@@ -34,6 +35,14 @@ void decode_row(const std::byte* bytes, std::int64_t width, double* values) {
 }
 void decode_row(const bfloat16* elements, std::int64_t width, double* values) {
   decode_row(reinterpret_cast<const std::byte*>(elements), width, values);
+}
+void decode_row(const LatentRowFormat& format, const std::byte* bytes, double* values) {
+  // The vectorised loop serves most checks.
+  if (format.format == CacheFormat::bf16) {
+    decode_row(bytes, format.latent_dim(), values);
+  } else {
+    decode_latent_row(format, bytes, values);
+  }
 }
 
 SPARSE_MLA_REFERENCE_CLONES
@@ -129,19 +138,75 @@ std::vector<std::int32_t> all_keys(std::int64_t position) {
   return keys;
 }
 
+/// Of the keys, those that the token sees.
+std::vector<std::int32_t> visible_keys(TokenPlace at, std::span<const std::int32_t> keys) {
+  std::vector<std::int32_t> visible;
+  visible.reserve(keys.size());
+  for (const std::int32_t key : keys) {
+    if (key >= 0 && key <= at.position) visible.push_back(key);
+  }
+  return visible;
+}
+
+std::vector<std::int32_t> keys_of(const LayerData& data, const CheckedToken& token) {
+  const TokenPlace at = data.place(token.token);
+  return token.all_visible ? all_keys(at.position) : visible_keys(at, data.picks(token.token));
+}
+
 std::vector<const std::byte*> latent_rows(const LayerData& data, TokenPlace at,
                                           std::span<const std::int32_t> keys) {
   std::vector<const std::byte*> rows;
   rows.reserve(keys.size());
-  for (const std::int32_t key : keys) {
-    if (key >= 0 && key <= at.position) rows.push_back(data.latent_row(at.request, key));
-  }
+  for (const std::int32_t key : keys) rows.push_back(data.latent_row(at.request, key));
   return rows;
 }
 
+/// The unquantised rows of all keys that some tokens attend, each generated once.
+class UnquantisedRows {
+ public:
+  UnquantisedRows(const LayerData& data, std::span<const CheckedToken> tokens)
+      : width_(data.problem().dims.latent_dim()),
+        row_of_(static_cast<std::size_t>(data.problem().num_requests())) {
+    std::vector<std::array<std::int64_t, 2>> places;  // request, position
+    for (const CheckedToken& token : tokens) {
+      const TokenPlace at = data.place(token.token);
+      auto& rows = row_of_[static_cast<std::size_t>(at.request)];
+      rows.resize(std::max(rows.size(), static_cast<std::size_t>(at.position + 1)), -1);
+      for (const std::int32_t key : keys_of(data, token)) {
+        std::int64_t& row = rows[static_cast<std::size_t>(key)];
+        if (row >= 0) continue;
+        row = static_cast<std::int64_t>(places.size());
+        places.push_back({at.request, key});
+      }
+    }
+    values_ = Buffer<bfloat16>(static_cast<std::int64_t>(places.size()) * width_);
+#pragma omp parallel for schedule(static)
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      data.latent_values(places[i][0], places[i][1],
+                         values_.data() + static_cast<std::int64_t>(i) * width_);
+    }
+  }
+  std::vector<const std::byte*> rows(TokenPlace at, std::span<const std::int32_t> keys) const {
+    std::vector<const std::byte*> rows;
+    rows.reserve(keys.size());
+    for (const std::int32_t key : keys) {
+      const std::int64_t row =
+          row_of_[static_cast<std::size_t>(at.request)][static_cast<std::size_t>(key)];
+      rows.push_back(reinterpret_cast<const std::byte*>(values_.data() + row * width_));
+    }
+    return rows;
+  }
+
+ private:
+  std::int64_t width_;
+  std::vector<std::vector<std::int64_t>> row_of_;  // [requests][positions], −1 = not generated
+  Buffer<bfloat16> values_;                        // [rows, L+R]
+};
+
 /// Heads [first, end) of one token.
-void attend_heads(const LayerData& data, std::int64_t token, std::span<const std::byte* const> rows,
-                  std::int64_t first, std::int64_t end, TokenAttention& result) {
+void attend_heads(const LayerData& data, std::int64_t token, const LatentRowFormat& format,
+                  std::span<const std::byte* const> rows, std::int64_t first, std::int64_t end,
+                  TokenAttention& result) {
   const ModelDims& d = data.problem().dims;
   const std::int64_t l = d.kv_lora_rank, r = d.qk_rope_head_dim, p = d.qk_nope_head_dim,
                      v = d.v_head_dim;
@@ -160,8 +225,7 @@ void attend_heads(const LayerData& data, std::int64_t token, std::span<const std
     }
     std::copy_n(q.data() + p, r, query + l);
   }
-  const LatentAttention latent =
-      reference_mqa(queries, d.kv_lora_rank, d.qk_rope_head_dim, d.softmax_scale, rows);
+  const LatentAttention latent = reference_mqa(queries, format, d.softmax_scale, rows);
   for (std::int64_t head = first; head < end; ++head) {
     const double* sum = latent.out.data() + (head - first) * l;
     for (std::int64_t i = 0; i < v; ++i) {
@@ -178,10 +242,9 @@ TokenAttention empty_result(const ModelDims& dims) {
 
 }  // namespace
 
-LatentAttention reference_mqa(std::span<const double> queries, int kv_lora_rank,
-                              int qk_rope_head_dim, double softmax_scale,
-                              std::span<const std::byte* const> rows) {
-  const std::int64_t l = kv_lora_rank, width = l + qk_rope_head_dim;
+LatentAttention reference_mqa(std::span<const double> queries, const LatentRowFormat& format,
+                              double softmax_scale, std::span<const std::byte* const> rows) {
+  const std::int64_t l = format.kv_lora_rank, width = format.latent_dim();
   const auto heads = static_cast<std::int64_t>(queries.size()) / width;
   const auto num_rows = static_cast<std::int64_t>(rows.size());
   LatentAttention result{std::vector<double>(static_cast<std::size_t>(heads * l)),
@@ -191,7 +254,7 @@ LatentAttention reference_mqa(std::span<const double> queries, int kv_lora_rank,
   const auto decode_tile = [&](std::int64_t first) {
     const std::int64_t count = std::min(kTileRows, num_rows - first);
     for (std::int64_t i = 0; i < count; ++i) {
-      decode_row(rows[static_cast<std::size_t>(first + i)], width, tile.data() + i * width);
+      decode_row(format, rows[static_cast<std::size_t>(first + i)], tile.data() + i * width);
     }
     return count;
   };
@@ -215,8 +278,15 @@ LatentAttention reference_mqa(std::span<const double> queries, int kv_lora_rank,
 }
 
 std::vector<TokenAttention> reference_attention(const LayerData& data,
-                                                std::span<const CheckedToken> tokens) {
+                                                std::span<const CheckedToken> tokens,
+                                                ReferenceRows source) {
   const ModelDims& d = data.problem().dims;
+  std::optional<UnquantisedRows> unquantised;
+  LatentRowFormat format = data.latent_format();
+  if (source == ReferenceRows::unquantised) {
+    unquantised.emplace(data, tokens);
+    format.format = CacheFormat::bf16;
+  }
   const std::int64_t groups = (d.num_heads + kGroupHeads - 1) / kGroupHeads;
   std::vector<TokenAttention> results(tokens.size(), empty_result(d));
 #pragma omp parallel for schedule(dynamic)
@@ -224,11 +294,9 @@ std::vector<TokenAttention> reference_attention(const LayerData& data,
     const auto i = static_cast<std::size_t>(task / groups);
     const std::int64_t first = task % groups * kGroupHeads;
     const TokenPlace at = data.place(tokens[i].token);
-    const std::vector<std::int32_t> all =
-        tokens[i].all_visible ? all_keys(at.position) : std::vector<std::int32_t>{};
-    const auto rows =
-        latent_rows(data, at, tokens[i].all_visible ? std::span(all) : data.picks(tokens[i].token));
-    attend_heads(data, tokens[i].token, rows, first,
+    const auto keys = keys_of(data, tokens[i]);
+    const auto rows = unquantised ? unquantised->rows(at, keys) : latent_rows(data, at, keys);
+    attend_heads(data, tokens[i].token, format, rows, first,
                  std::min<std::int64_t>(first + kGroupHeads, d.num_heads), results[i]);
   }
   return results;
@@ -237,7 +305,8 @@ std::vector<TokenAttention> reference_attention(const LayerData& data,
 TokenAttention reference_attention(const LayerData& data, std::int64_t token,
                                    std::span<const std::int32_t> keys) {
   TokenAttention result = empty_result(data.problem().dims);
-  attend_heads(data, token, latent_rows(data, data.place(token), keys), 0,
+  const TokenPlace at = data.place(token);
+  attend_heads(data, token, data.latent_format(), latent_rows(data, at, visible_keys(at, keys)), 0,
                data.problem().dims.num_heads, result);
   return result;
 }
@@ -246,7 +315,9 @@ TokenAttention reference_attention_slow(const LayerData& data, std::int64_t toke
                                         std::span<const std::int32_t> keys) {
   const ModelDims& d = data.problem().dims;
   const int l = d.kv_lora_rank, r = d.qk_rope_head_dim, p = d.qk_nope_head_dim, v = d.v_head_dim;
-  const auto rows = latent_rows(data, data.place(token), keys);
+  const TokenPlace at = data.place(token);
+  const auto rows = latent_rows(data, at, visible_keys(at, keys));
+  const LatentRowFormat format = data.latent_format();
   TokenAttention result = empty_result(d);
   std::vector<double> latent(static_cast<std::size_t>(l + r)), q(static_cast<std::size_t>(p + r)),
       projection(static_cast<std::size_t>((p + v) * l)), logits(rows.size()), value;
@@ -256,7 +327,7 @@ TokenAttention reference_attention_slow(const LayerData& data, std::int64_t toke
                projection.data());
     value.assign(rows.size() * static_cast<std::size_t>(v), 0.0);
     for (std::size_t key = 0; key < rows.size(); ++key) {
-      decode_row(rows[key], l + r, latent.data());
+      decode_row(format, rows[key], latent.data());
       double logit = 0;
       for (int i = 0; i < p + v; ++i) {
         double projected = 0;

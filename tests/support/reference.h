@@ -10,6 +10,7 @@
 #include "sparse_mla/types.h"
 
 #include "tests/support/checked_tokens.h"
+#include "tests/support/latent_rows.h"
 #include "tests/support/problem.h"
 
 namespace sparse_mla::support {
@@ -20,10 +21,17 @@ struct TokenAttention {
   std::vector<double> lse;  ///< [num_heads] natural logarithm
 };
 
+/// The rows that a reference reads.
+enum class ReferenceRows {
+  cached,       ///< the cache's bytes, decoded
+  unquantised,  ///< what they held before they were quantised, bf16: for the error of the format
+};
+
 /// Attention of each token over its keys: all that it sees where `all_visible`, else its picks as
 /// they stand in `data`; a pick outside [0, position] is no key. Parallel over tokens and heads.
 std::vector<TokenAttention> reference_attention(const LayerData& data,
-                                                std::span<const CheckedToken> tokens);
+                                                std::span<const CheckedToken> tokens,
+                                                ReferenceRows rows = ReferenceRows::cached);
 
 /// One token over given keys (request-local positions; those outside [0, position] are skipped).
 TokenAttention reference_attention(const LayerData& data, std::int64_t token,
@@ -35,13 +43,13 @@ TokenAttention reference_attention_slow(const LayerData& data, std::int64_t toke
                                         std::span<const std::int32_t> keys);
 
 /// MQA form: head g's query attends latent rows directly, the value is the row's first L numbers.
-/// `rows` point at (L+R) bf16 each, of any alignment.
+/// `rows` point at one row of `format` each, of any alignment.
 struct LatentAttention {
   std::vector<double> out;  ///< [heads, L]
   std::vector<double> lse;  ///< [heads]
 };
 LatentAttention reference_mqa(std::span<const double> queries,  ///< [heads, L+R]
-                              int kv_lora_rank, int qk_rope_head_dim, double softmax_scale,
+                              const LatentRowFormat& format, double softmax_scale,
                               std::span<const std::byte* const> rows);
 
 /// Indexer scores of a token for keys 0 … position, and how far fp32 arithmetic may be from them.
