@@ -6,6 +6,18 @@ namespace sparse_mla {
 
 std::string to_string(Backend backend) { return backend == Backend::cpu ? "cpu" : "cuda"; }
 
+std::string to_string(OutputType type) {
+  switch (type) {
+    case OutputType::f32:
+      return "fp32";
+    case OutputType::bf16:
+      return "bf16";
+    case OutputType::fp8:
+      return "fp8";
+  }
+  return "unknown";
+}
+
 void validate(const ModelDims& dims) {
   require(dims.num_heads >= 1 && dims.num_heads <= 128, "num_heads", dims.num_heads, "1 … 128");
   require(dims.kv_lora_rank >= 1, "kv_lora_rank", dims.kv_lora_rank, "at least 1");
