@@ -123,9 +123,9 @@ struct ProjectValueCall {
   View3<const bfloat16> kv_b_proj;   ///< [num_heads, P+V, L]; its last V rows are W_UV
   std::span<const std::int32_t> tokens;
   /// The one that ProjectValueProblem::output names, the other without data:
-  View3<bfloat16> out;      ///< [num_tokens, num_heads, V]
-  View3<fp8_e4m3> out_fp8;  ///< [num_tokens, num_heads, V] ← quantise(fp32 result / out_scale)
-  float out_scale = 1;      ///< of out_fp8: finite, > 0
+  View3<bfloat16> out;           ///< [num_tokens, num_heads, V]
+  View3<fp8_e4m3> out_fp8 = {};  ///< [num_tokens, num_heads, V] ← quantise(fp32 result / out_scale)
+  float out_scale = 1;           ///< of out_fp8: finite, > 0
 };
 const Operation<ProjectValueProblem, ProjectValueCall>& project_value_operation();
 
