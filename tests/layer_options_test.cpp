@@ -3,6 +3,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <optional>
@@ -533,6 +534,33 @@ TEST(CountedPicks, AreRefusedWhereTheyWouldBeIgnored) {
   EXPECT_THAT(error(any, true, true, true), HasSubstr("counted_picks: got true with select"));
   EXPECT_THAT(error(any, false, true, false), HasSubstr("pick_counts: got [0]"));
   EXPECT_THAT(error(any, false, false, true), HasSubstr("pick_counts: got counts, expected none"));
+}
+
+// Where the valid slots of a row end, so that attention looks no further.
+TEST(CountedPicks, MapSlotsFindsTheLastValidSlot) {
+  const Lens picks{-1, 3,  -1, 5, -1, 9,    // 9 is no key of the token
+                   0,  1,  2,  3, 4,  5,    // count 4
+                   -1, -1, -1, 7, 70, -1};  // nothing
+  const Lens requests{0, 0, 0}, keys{8, 8, 7}, counts{6, 4, 9}, pages{2, 0};
+  Lens slots(18, 99), slot_counts(3, 99);
+  MapSlotsCall call;
+  call.picks = contiguous(picks.data(), 3, 6);
+  call.request_of_token = requests.data();
+  call.keys_of_token = keys.data();
+  call.counts = counts.data();
+  call.block_tables = contiguous(pages.data(), 1, 2);
+  call.num_blocks = 3;
+  call.block_size = 4;
+  call.slots = contiguous(slots.data(), 3, 6);
+  call.slot_counts = slot_counts.data();
+  for (const std::string& entry : support::usable_entries(map_slots_operation())) {
+    support::run_entry(map_slots_operation(), entry, {3, 6}, call);
+    EXPECT_EQ(slots, (Lens{-1, 11, -1, 1, -1, -1,  //
+                           8, 9, 10, 11, -1, -1,   //
+                           -1, -1, -1, -1, -1, -1}))
+        << entry;
+    EXPECT_EQ(slot_counts, (Lens{4, 4, 0})) << entry;
+  }
 }
 
 // Four layers: full, shared, shared, full. The shared ones attend the picks of the last full layer
