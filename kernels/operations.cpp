@@ -4,6 +4,16 @@
 
 namespace sparse_mla {
 
+const Operation<RotaryProblem, RotaryCall>& rotary_operation() {
+  static const Operation operation("rotary", cpu::rotary_entries());
+  return operation;
+}
+
+const Operation<HadamardProblem, HadamardCall>& hadamard_operation() {
+  static const Operation operation("hadamard", cpu::hadamard_entries());
+  return operation;
+}
+
 const Operation<WriteCacheProblem, WriteCacheCall>& write_cache_operation() {
   static const Operation operation("write_cache", cpu::write_cache_entries());
   return operation;

@@ -75,6 +75,9 @@ struct SparseMqaCall {
   View2<float> lse;     ///< [num_heads, tokens]
   const std::int32_t* lse_tokens =
       nullptr;  ///< [num_tokens] column of `lse`; null: the token itself
+  /// Optional [num_heads] attention sink (see MergeCall::sink), where `out` is finished: not where
+  /// it is a part that is yet to be merged. `lse` excludes it.
+  View1<const float> sink;
 };
 const Operation<SparseMqaProblem, SparseMqaCall>& sparse_mqa_operation();
 
@@ -109,18 +112,22 @@ struct AbsorbQueryCall {
 };
 const Operation<AbsorbQueryProblem, AbsorbQueryCall>& absorb_query_operation();
 
-/// Operation `project_value`: out[tokens[i], h] = latent_out[i, h] @ W_UV^T.
+/// Operation `project_value`: out[tokens[i], h] = latent_out[i, h] @ W_UV^T, in bf16 or fp8.
 struct ProjectValueProblem {
   int num_heads = 128;
   int kv_lora_rank = 512;
   int v_head_dim = 128;
   std::int64_t max_tokens = 0;
+  OutputType output = OutputType::bf16;  ///< bf16 or fp8
 };
 struct ProjectValueCall {
   View3<const bfloat16> latent_out;  ///< [tokens.size(), num_heads, L]
   View3<const bfloat16> kv_b_proj;   ///< [num_heads, P+V, L]; its last V rows are W_UV
   std::span<const std::int32_t> tokens;
-  View3<bfloat16> out;  ///< [num_tokens, num_heads, V]
+  /// The one that ProjectValueProblem::output names, the other without data:
+  View3<bfloat16> out;           ///< [num_tokens, num_heads, V]
+  View3<fp8_e4m3> out_fp8 = {};  ///< [num_tokens, num_heads, V] ← quantise(fp32 result / out_scale)
+  float out_scale = 1;           ///< of out_fp8: finite, > 0
 };
 const Operation<ProjectValueProblem, ProjectValueCall>& project_value_operation();
 

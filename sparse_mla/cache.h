@@ -102,8 +102,9 @@ struct WriteCacheProblem {
   int index_head_dim = 128;   ///< D; 0 = no indexer keys
 };
 struct WriteCacheCall {
-  View2<const bfloat16> latent;            ///< [num_tokens, L+R]
-  View2<const fp8_e4m3> index_k;           ///< [num_tokens, D], after rotary and Hadamard
+  View2<const bfloat16> latent;  ///< [num_tokens, L+R]
+  /// [num_tokens, D], after rotary and Hadamard; without data, no indexer key is written
+  View2<const fp8_e4m3> index_k;
   View1<const float> index_k_scale;        ///< [num_tokens], ≥ 0
   View1<const std::int64_t> slot_mapping;  ///< [num_tokens]
   LatentCache latent_cache;
@@ -114,8 +115,9 @@ const Operation<WriteCacheProblem, WriteCacheCall>& write_cache_operation();
 
 /// Operation `gather`: cached rows [first_key, first_key + num_keys) of each member into workspace
 /// rows [key_row, …) as bf16. fp8_ds_mla: e4m3 · scale, multiplied in fp32 and rounded to nearest.
-/// fp8: the rope part so, the latent part without its scale, see gathered_latent_scale(). Any start, also inside a page. A row whose page lies outside the block table or the
-/// cache is set to 0; nothing is read for it.
+/// fp8: the rope part so, the latent part without its scale, see gathered_latent_scale(). Any
+/// start, also inside a page. A row whose page lies outside the block table or the cache is set to
+/// 0; nothing is read for it.
 struct GatherProblem {
   std::int64_t max_rows = 0;
   CacheFormat format = CacheFormat::bf16;
@@ -136,8 +138,8 @@ const Operation<GatherProblem, GatherCall>& gather_operation();
 float gathered_latent_scale(const LatentCache& cache);
 
 /// Operation `map_slots`: request-local picks to cache slots. A pick outside [0, num_keys) of its
-/// row, outside the block table or outside the cache becomes −1, so that picks never cross
-/// requests. Every element of `slots` is written.
+/// row, at or past its token's count, outside the block table or outside the cache becomes −1, so
+/// that picks never cross requests. Every element of `slots` is written.
 struct MapSlotsProblem {
   std::int64_t max_tokens = 0;
   int topk = 0;
@@ -147,10 +149,12 @@ struct MapSlotsCall {
   const std::int32_t* tokens = nullptr;            ///< [rows] the picks' row of each output row
   const std::int32_t* request_of_token = nullptr;  ///< [num_tokens] row of block_tables
   const std::int32_t* keys_of_token = nullptr;     ///< [num_tokens] keys that the token may see
-  View2<const std::int32_t> block_tables;          ///< [num_requests, max_blocks]
+  const std::int32_t* counts = nullptr;  ///< optional [num_tokens]: only picks [0, count) are used
+  View2<const std::int32_t> block_tables;  ///< [num_requests, max_blocks]
   std::int64_t num_blocks = 0;
   std::int32_t block_size = 64;
-  View2<std::int32_t> slots;  ///< [rows, topk]
+  View2<std::int32_t> slots;            ///< [rows, topk]
+  std::int32_t* slot_counts = nullptr;  ///< optional [rows] ← one past the row's last valid slot
 };
 const Operation<MapSlotsProblem, MapSlotsCall>& map_slots_operation();
 

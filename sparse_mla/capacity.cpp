@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "sparse_mla/error.h"
+#include "sparse_mla/hadamard.h"
 #include "sparse_mla/planner.h"
+#include "sparse_mla/rotary.h"
 
 namespace sparse_mla {
 namespace {
@@ -75,7 +77,7 @@ LayerProblems problems_of(const Limits& limits, const Dispatch& dispatch,
   p.sparse_mqa.topk = dims.index_topk;
   p.sparse_mqa.format = limits.cache_format;
   p.sparse_mqa.max_tokens = token_tile;
-  p.project_value = {dims.num_heads, dims.kv_lora_rank, dims.v_head_dim, token_tile};
+  p.project_value = {dims.num_heads, dims.kv_lora_rank, dims.v_head_dim, token_tile, limits.output};
   p.gather = {rows, limits.cache_format, dims.kv_lora_rank, dims.qk_rope_head_dim};
   p.up_project = {head_group, dims.kv_lora_rank, dims.qk_nope_head_dim + dims.v_head_dim, rows};
   p.build_masks = {mask_capacity_words(limits) + limits.max_num_tokens, dims.index_topk};
@@ -89,7 +91,7 @@ LayerProblems problems_of(const Limits& limits, const Dispatch& dispatch,
   p.attend_causal = p.attend_masked = p.attend_dense;
   p.attend_causal.mode = AttendMode::causal;
   p.attend_masked.mode = AttendMode::masked;
-  p.merge = {dims.num_heads, dims.v_head_dim, limits.max_num_tokens, true};
+  p.merge = {dims.num_heads, dims.v_head_dim, limits.max_num_tokens, limits.output};
   return p;
 }
 
@@ -115,7 +117,14 @@ std::vector<OperationReport> explain_problems(const LayerProblems& p, const Disp
   select.max_row_len = p.select_from_indexer.indexer.max_keys;
   select.k = p.select_from_indexer.topk;
   select.order = SelectOrder::by_index;
-  return {write_cache_operation().explain(p.write_cache, dispatch),
+  // In front of the layer: the caller runs them on queries and keys, in its model's layout.
+  RotaryProblem rotary(RotaryLayout::half_split);
+  rotary.dims = p.absorb_query.qk_rope_head_dim;
+  rotary.max_rows = p.write_cache.max_tokens;
+  const HadamardProblem hadamard{p.write_cache.index_head_dim, p.write_cache.max_tokens};
+  return {rotary_operation().explain(rotary, dispatch),
+          hadamard_operation().explain(hadamard, dispatch),
+          write_cache_operation().explain(p.write_cache, dispatch),
           select_from_indexer_operation().explain(p.select_from_indexer, dispatch),
           indexer_scores_operation().explain(p.select_from_indexer.indexer, dispatch),
           select_operation().explain(select, dispatch),
@@ -160,6 +169,8 @@ void validate(const Limits& limits) {
           "at least 0 (0: block_size)");
   require(alignment_of(limits) <= rows_of(limits), "chunk_alignment", alignment_of(limits),
           "at most the workspace's " + std::to_string(rows_of(limits)) + " rows");
+  require(limits.output == OutputType::bf16 || limits.output == OutputType::fp8, "output",
+          to_string(limits.output), "bf16 or fp8");
   require(limits.score_budget_bytes >= 4, "score_budget_bytes", limits.score_budget_bytes,
           "at least one score's 4 bytes");
   require(limits.mask_budget_bytes >= 0, "mask_budget_bytes", limits.mask_budget_bytes,
@@ -214,6 +225,7 @@ std::size_t Capacity::carve(std::span<std::byte> memory, bool count, LayerWorksp
   group("sparse", [&](WorkspaceCarver& carver) {
     const std::int64_t tile = token_tile_;
     w.slots = carver.take<std::int32_t>("slots", tile * dims.index_topk);
+    w.slot_counts = carver.take<std::int32_t>("slot_counts", tile);
     w.absorbed = carver.take<bfloat16>("absorbed_query", tile * heads * dims.latent_dim());
     w.latent_out = carver.take<bfloat16>("latent_out", tile * heads * dims.kv_lora_rank);
     w.sparse_scratch =

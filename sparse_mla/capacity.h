@@ -62,6 +62,7 @@ struct LayerWorkspace {
   std::span<std::byte> selection;  ///< scratch of select_from_indexer
   // Sparse MQA, a tile of tokens at a time.
   std::int32_t* slots = nullptr;        ///< [token_tile, topk]
+  std::int32_t* slot_counts = nullptr;  ///< [token_tile]
   bfloat16* absorbed = nullptr;         ///< [token_tile, num_heads, L+R]
   bfloat16* latent_out = nullptr;       ///< [token_tile, num_heads, L]
   std::span<std::byte> sparse_scratch;  ///< of the operation that runs

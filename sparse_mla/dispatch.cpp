@@ -3,10 +3,12 @@
 
 #include "sparse_mla/attention.h"
 #include "sparse_mla/cache.h"
+#include "sparse_mla/hadamard.h"
 #include "sparse_mla/indexer.h"
 #include "sparse_mla/masks.h"
 #include "sparse_mla/operation.h"
 #include "sparse_mla/partials.h"
+#include "sparse_mla/rotary.h"
 #include "sparse_mla/select.h"
 
 namespace sparse_mla {
@@ -42,7 +44,8 @@ void require_workspace(std::string_view operation, std::string_view entry,
 }
 
 std::vector<OperationNames> known_operations() {
-  return {names_of(write_cache_operation()),    names_of(select_from_indexer_operation()),
+  return {names_of(rotary_operation()),         names_of(hadamard_operation()),
+          names_of(write_cache_operation()),    names_of(select_from_indexer_operation()),
           names_of(indexer_scores_operation()), names_of(select_operation()),
           names_of(map_slots_operation()),      names_of(absorb_query_operation()),
           names_of(sparse_mqa_operation()),     names_of(project_value_operation()),

@@ -62,4 +62,17 @@ ScorePlan plan_scores(std::span<const ScoreRequest> requests, std::int64_t budge
   return plan;
 }
 
+std::vector<std::int32_t> draft_row_ends(std::span<const std::int32_t> seq_lens,
+                                         std::int32_t next_n) {
+  require(next_n >= 1, "next_n", next_n, "at least 1");
+  std::vector<std::int32_t> ends;
+  ends.reserve(seq_lens.size() * static_cast<std::size_t>(next_n));
+  for (std::size_t i = 0; i < seq_lens.size(); ++i) {
+    require(seq_lens[i] >= 0, "seq_lens[" + std::to_string(i) + "]", seq_lens[i], "at least 0");
+    for (std::int32_t j = 0; j < next_n; ++j)
+      ends.push_back(std::max(0, seq_lens[i] - (next_n - 1 - j)));
+  }
+  return ends;
+}
+
 }  // namespace sparse_mla

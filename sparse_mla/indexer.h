@@ -56,6 +56,13 @@ struct ScoreRequest {
 /// piece. Greedy, in order.
 ScorePlan plan_scores(std::span<const ScoreRequest> requests, std::int64_t budget_bytes);
 
+/// Where the rows of a batch of drafts end, when every request brings `next_n` query rows: row
+/// i · next_n + j sees keys [0, max(0, seq_lens[i] − next_n + j + 1)). Requests that padding left
+/// with fewer keys than rows, none included, get rows without keys, never a negative end. Throws
+/// std::invalid_argument for next_n < 1 and for negative lengths.
+std::vector<std::int32_t> draft_row_ends(std::span<const std::int32_t> seq_lens,
+                                         std::int32_t next_n);
+
 /// Operation `indexer_scores`.
 struct IndexerProblem {
   int index_n_heads = 64;

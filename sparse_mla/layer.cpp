@@ -1,6 +1,7 @@
 #include "sparse_mla/layer.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "sparse_mla/error.h"
@@ -30,14 +31,27 @@ void require_shape(const char* name, const View& view,
   if (nonempty && view.data_handle() == nullptr) throw_invalid(name, "null", text + "] elements");
 }
 
+/// A list that kernels read by pointer.
+template <class T>
+void require_dense(const char* name, const View1<T>& view, std::int64_t expected) {
+  require_shape(name, view, {expected});
+  require(expected <= 1 || view.stride(0) == 1, name, "stride " + std::to_string(view.stride(0)),
+          "stride 1");
+}
+
 void check(const Limits& limits, const BatchMetadata& batch, const LayerTensors& t) {
   const ModelDims& dims = limits.dims;
   const std::int64_t tokens = batch.num_tokens();
   require_shape("q", t.q, {tokens, dims.num_heads, dims.qk_head_dim()});
   require_shape("latent", t.latent, {tokens, dims.latent_dim()});
   require_shape("slot_mapping", t.slot_mapping, {tokens});
-  require_shape("index_k", t.index_k, {tokens, dims.index_head_dim});
-  require_shape("index_k_scale", t.index_k_scale, {tokens});
+  const bool index = batch.options().select || t.index_k.data_handle() != nullptr;
+  if (index) {
+    require_shape("index_k", t.index_k, {tokens, dims.index_head_dim});
+    require_shape("index_k_scale", t.index_k_scale, {tokens});
+    require(t.index_cache.block_size == limits.block_size, "index_cache.block_size",
+            t.index_cache.block_size, std::to_string(limits.block_size));
+  }
   if (!batch.score_plan().pieces.empty()) {
     require_shape("index_q", t.index_q, {tokens, dims.index_n_heads, dims.index_head_dim});
     require_shape("index_weights", t.index_weights, {tokens, dims.index_n_heads});
@@ -45,7 +59,22 @@ void check(const Limits& limits, const BatchMetadata& batch, const LayerTensors&
   require_shape("kv_b_proj", t.kv_b_proj,
                 {dims.num_heads, dims.qk_nope_head_dim + dims.v_head_dim, dims.kv_lora_rank});
   require_shape("picks", t.picks, {tokens, dims.index_topk});
-  require_shape("out", t.out, {tokens, dims.num_heads, dims.v_head_dim});
+  if (batch.options().counted_picks)
+    require_dense("pick_counts", t.pick_counts, tokens);
+  else
+    require(t.pick_counts.data_handle() == nullptr, "pick_counts", "counts",
+            "none without BatchOptions::counted_picks");
+  if (t.sink.data_handle() != nullptr) require_shape("sink", t.sink, {dims.num_heads});
+  if (limits.output == OutputType::fp8) {
+    require_shape("out_fp8", t.out_fp8, {tokens, dims.num_heads, dims.v_head_dim});
+    require(t.out_scale > 0 && t.out_scale < HUGE_VALF, "out_scale", t.out_scale,
+            "a finite value above 0");
+    require(t.out.data_handle() == nullptr, "out", "a bf16 tensor", "none: Limits::output is fp8");
+  } else {
+    require_shape("out", t.out, {tokens, dims.num_heads, dims.v_head_dim});
+    require(t.out_fp8.data_handle() == nullptr, "out_fp8", "an fp8 tensor",
+            "none: Limits::output is bf16");
+  }
   require_shape("lse", t.lse, {dims.num_heads, tokens});
   require(t.block_tables.extent(0) == batch.num_requests() &&
               (tokens == 0 || t.block_tables.extent(1) >= batch.max_blocks()),
@@ -54,8 +83,6 @@ void check(const Limits& limits, const BatchMetadata& batch, const LayerTensors&
               std::to_string(batch.max_blocks()) + "]");
   require(t.latent_cache.block_size == limits.block_size, "latent_cache.block_size",
           t.latent_cache.block_size, std::to_string(limits.block_size));
-  require(t.index_cache.block_size == limits.block_size, "index_cache.block_size",
-          t.index_cache.block_size, std::to_string(limits.block_size));
 }
 
 /// Kernels walk the last axis by pointer.
@@ -75,6 +102,7 @@ void check_memory(const Limits& limits, const LayerTensors& t) {
   require_rows("kv_b_proj", t.kv_b_proj);
   require_rows("picks", t.picks);
   require_rows("out", t.out);
+  require_rows("out_fp8", t.out_fp8);
   const LatentCache& latent = t.latent_cache;
   const std::int64_t most = std::numeric_limits<std::int32_t>::max() / limits.block_size;
   validate(latent, limits.cache_format, limits.dims.kv_lora_rank, limits.dims.qk_rope_head_dim,
@@ -204,6 +232,8 @@ class LayerRun {
     map.num_blocks = t_.latent_cache.num_blocks;
     map.block_size = t_.latent_cache.block_size;
     map.slots = slots;
+    map.slot_counts = w_.slot_counts;
+    map.counts = t_.pick_counts.data_handle();
     stage(Stage::map_slots, [&] { ops_.map_slots.run(map, w_.sparse_scratch, stream_); });
 
     AbsorbQueryCall absorb;
@@ -217,10 +247,12 @@ class LayerRun {
     mqa.q = absorbed;
     mqa.cache = t_.latent_cache;
     mqa.slots = slots;
+    mqa.counts = w_.slot_counts;
     mqa.softmax_scale = dims_.softmax_scale;
     mqa.out = latent_out;
     mqa.lse = t_.lse;
     mqa.lse_tokens = tokens.data();
+    mqa.sink = t_.sink;
     stage(Stage::sparse_mqa, [&] { ops_.sparse_mqa.run(mqa, w_.sparse_scratch, stream_); });
 
     ProjectValueCall project;
@@ -228,6 +260,8 @@ class LayerRun {
     project.kv_b_proj = t_.kv_b_proj;
     project.tokens = tokens;
     project.out = t_.out;
+    project.out_fp8 = t_.out_fp8;
+    project.out_scale = t_.out_scale;
     stage(Stage::project_value,
           [&] { ops_.project_value.run(project, w_.sparse_scratch, stream_); });
   }
@@ -267,6 +301,9 @@ class LayerRun {
     merge.a = running;
     merge.b = suffix_partial;
     merge.out_bf16 = t_.out;
+    merge.out_fp8 = t_.out_fp8;
+    merge.out_scale = t_.out_scale;
+    merge.sink = t_.sink;
     merge.lse = t_.lse;
     merge.out_tokens = batch_.sections().prefill_tokens.at(arena_).data();
     stage(Stage::merge, [&] { ops_.merge.run(merge, w_.chunked_scratch, stream_); });
@@ -284,6 +321,7 @@ class LayerRun {
   void build_masks(std::span<const ChunkMember> members, std::span<const MaskMember> masks) {
     BuildMasksCall call;
     call.picks = t_.picks;
+    call.counts = t_.pick_counts.data_handle();
     call.members = members;
     call.mask = mask_view(masks);
     stage(Stage::build_masks, [&] { ops_.build_masks.run(call, w_.chunked_scratch, stream_); });

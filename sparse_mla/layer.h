@@ -27,7 +27,7 @@ struct LayerTensors {
   View2<const bfloat16> latent;            ///< [num_tokens, L+R] normalised latent and rotated key
   View3<const fp8_e4m3> index_q;           ///< [num_tokens, index_n_heads, D]
   View2<const float> index_weights;        ///< [num_tokens, index_n_heads], query scale folded in
-  View2<const fp8_e4m3> index_k;           ///< [num_tokens, D]
+  View2<const fp8_e4m3> index_k;           ///< [num_tokens, D]; none: see BatchOptions::select
   View1<const float> index_k_scale;        ///< [num_tokens] ≥ 0
   View1<const std::int64_t> slot_mapping;  ///< [num_tokens] where to write; −1 = nowhere
   // Caches and weights.
@@ -35,11 +35,19 @@ struct LayerTensors {
   LatentCache latent_cache;
   IndexKeyCache index_cache;
   View3<const bfloat16> kv_b_proj;  ///< [num_heads, P+V, L], the checkpoint's layout
+  /// Optional [num_heads] attention sinks, logits in natural-log units after scaling: one more key
+  /// whose value is 0. out ·= 1/(1+exp(sink − lse)); rows without keys stay 0.
+  View1<const float> sink;
   // Results.
   View2<std::int32_t> picks;  ///< [num_tokens, topk] request-local, ascending, then −1; an input
                               ///< when BatchOptions::select is false
-  View3<bfloat16> out;        ///< [num_tokens, num_heads, V]
-  View2<float> lse;           ///< [num_heads, num_tokens] natural logarithm
+  /// [num_tokens], an input with BatchOptions::counted_picks: only picks [0, count) of a token are
+  /// used, the others may hold anything. Clamped to [0, topk].
+  View1<const std::int32_t> pick_counts;
+  View3<bfloat16> out;      ///< [num_tokens, num_heads, V]; Limits::output bf16
+  View3<fp8_e4m3> out_fp8;  ///< [num_tokens, num_heads, V]; Limits::output fp8
+  float out_scale = 1;      ///< out_fp8 ← quantise(fp32 result / out_scale); finite, > 0
+  View2<float> lse;         ///< [num_heads, num_tokens] natural logarithm, without the sink
 };
 
 enum class Stage {

@@ -13,10 +13,11 @@ namespace sparse_mla {
 struct Limits {
   ModelDims dims;
   CacheFormat cache_format = CacheFormat::bf16;
-  std::int32_t max_num_tokens = 8192;   ///< new tokens of a batch
-  std::int32_t max_num_seqs = 256;      ///< requests of a batch
-  std::int32_t max_model_len = 163840;  ///< seq_len of a request
-  std::int32_t block_size = 64;         ///< rows per cache page
+  OutputType output = OutputType::bf16;  ///< LayerTensors::out (bf16) or out_fp8 (fp8)
+  std::int32_t max_num_tokens = 8192;    ///< new tokens of a batch
+  std::int32_t max_num_seqs = 256;       ///< requests of a batch
+  std::int32_t max_model_len = 163840;   ///< seq_len of a request
+  std::int32_t block_size = 64;          ///< rows per cache page
   std::int32_t decode_threshold = 1;  ///< a request with query_len ≤ this is a decode; 0 = none is
   std::int32_t workspace_rows = 0;   ///< cap of the context workspace; 0 = context_workspace_rows()
   std::int32_t chunk_alignment = 0;  ///< of inner split points; 0 = block_size

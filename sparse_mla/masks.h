@@ -79,6 +79,8 @@ struct BuildMasksProblem {
 };
 struct BuildMasksCall {
   View2<const std::int32_t> picks;  ///< [num_tokens, topk] request-local positions, −1 = none
+  /// Optional [num_tokens]: only picks [0, count) are used.
+  const std::int32_t* counts = nullptr;
   std::span<const ChunkMember> members;
   MaskView mask;  ///< words, tile_counts and tile_ids of these members are written whole
 };

@@ -54,6 +54,26 @@ void check_lengths(const Limits& limits, std::span<const std::int32_t> query_len
           "at most max_num_tokens (" + std::to_string(limits.max_num_tokens) + ") in all");
 }
 
+/// `scored`: requests with more than topk keys are.
+void check_index_keys(const Limits& limits, std::span<const std::int32_t> query_lens,
+                      std::span<const std::int32_t> context_lens,
+                      std::span<const std::int32_t> index_key_lens, bool scored) {
+  require(index_key_lens.size() == query_lens.size(), "index_key_lens", index_key_lens.size(),
+          "none or one entry per request (" + std::to_string(query_lens.size()) + ")");
+  const std::int32_t topk = limits.dims.index_topk;
+  for (std::size_t i = 0; i < query_lens.size(); ++i) {
+    const std::int32_t keys = index_key_lens[i], context_len = context_lens[i];
+    if (keys == context_len) continue;
+    const std::string index = "index_key_lens[" + std::to_string(i) + "]";
+    const std::string length = "context_len (" + std::to_string(context_len) + ")";
+    require(keys >= 0 && keys < context_len, index, keys, "0 … " + length);
+    require(!scored || query_lens[i] == 0 || context_len + query_lens[i] <= topk, index, keys,
+            length + ": request " + std::to_string(i) + " has more than topk (" +
+                std::to_string(topk) +
+                ") keys to score, and a cached prefix without indexer keys cannot be");
+  }
+}
+
 std::vector<std::int32_t> lens_of(std::span<const ChunkMember> members,
                                   std::int32_t ChunkMember::*len) {
   std::vector<std::int32_t> lens;
@@ -89,10 +109,15 @@ std::span<const ChunkMember> members_of_chunk(const ContextPlan& plan, std::size
 
 BatchMetadata::BatchMetadata(const Capacity& capacity, std::span<const std::int32_t> query_lens,
                              std::span<const std::int32_t> context_lens,
-                             const BatchOptions& options)
+                             const BatchOptions& options,
+                             std::span<const std::int32_t> index_key_lens)
     : options_(options) {
   require(options.path != AttentionPath::none, "path", "none", "auto, dense, masked or sparse");
+  require(!options.counted_picks || !options.select, "counted_picks", "true with select",
+          "false: counts belong to picks that are handed in");
   check_lengths(capacity.limits(), query_lens, context_lens);
+  if (!index_key_lens.empty())
+    check_index_keys(capacity.limits(), query_lens, context_lens, index_key_lens, options.select);
   num_requests_ = static_cast<std::int32_t>(query_lens.size());
 
   // Requests without new tokens take no part; short ones are decodes, the others prefill.
@@ -144,6 +169,7 @@ void BatchMetadata::choose_path(const Capacity& capacity, std::span<const ChunkM
       });
   const std::int32_t longest_seq = longest->context_len + longest->query_len;
   const bool all_short = longest_seq <= limits.dims.index_topk;
+  const bool dense_is_exact = all_short && !options_.counted_picks;
   const std::string topk = std::to_string(limits.dims.index_topk);
   const bool automatic = options_.path == AttentionPath::automatic;
   if (options_.path == AttentionPath::dense && !all_short)
@@ -152,6 +178,8 @@ void BatchMetadata::choose_path(const Capacity& capacity, std::span<const ChunkM
                       std::to_string(longest_seq),
                   "every prefill seq_len at most topk (" + topk +
                       "): dense attention would ignore the selection");
+  require(options_.path != AttentionPath::dense || dense_is_exact, "path",
+          "dense with counted_picks", "masked or sparse: dense attention would ignore the counts");
   if (options_.path == AttentionPath::sparse) return take_sparse("forced");
 
   // The chunked paths need the context plan, and the masked one its masks.
@@ -171,7 +199,7 @@ void BatchMetadata::choose_path(const Capacity& capacity, std::span<const ChunkM
     if (!automatic) throw_invalid("schedule", got, most);
     return take_sparse(got + ", the chunked paths need " + most);
   }
-  if (options_.path == AttentionPath::dense || (automatic && all_short)) {
+  if (options_.path == AttentionPath::dense || (automatic && dense_is_exact)) {
     path_ = AttentionPath::dense;
     why_path_ = automatic
                     ? "every prefill seq_len ≤ topk (" + topk + "): the selection is everything"

@@ -20,9 +20,16 @@ namespace sparse_mla {
 struct BatchOptions {
   AttentionPath path = AttentionPath::automatic;
   Schedule schedule = Schedule::packed;
-  /// false: the caller hands in the picks, nothing is scored. The dense path does not read them: it
-  /// attends all keys, which is what any topk picks of so short a request are.
+  /// false: the caller hands in the picks, nothing is scored. How layers share picks: the layer
+  /// that selects writes its picks, the layers after it run with `select` false over the same
+  /// buffer, which they only read. Such a layer needs no indexer: with LayerTensors::index_k empty,
+  /// no indexer key is written and no indexer tensor looked at. Picks may come in any order;
+  /// entries that are no key of the token (−1, anything outside [0, position]) are skipped wherever
+  /// they stand. On the dense path they are not read: there the selection is everything.
   bool select = true;
+  /// The picks handed in have a count per token (LayerTensors::pick_counts). A selection then need
+  /// not be everything even where seq_len ≤ topk, so the dense path is not taken.
+  bool counted_picks = false;
 };
 
 /// Does the masked path fit its workspace? (design: the global mask if it fits, else per chunk.)
@@ -68,8 +75,14 @@ class BatchMetadata {
   /// request in that order. Requests with query_len ≤ decode_threshold are decodes, the others
   /// prefill; requests without new tokens take no part. Throws std::invalid_argument for negative
   /// lengths, for a batch beyond the capacity's limits and for a path that cannot be taken.
+  ///
+  /// `index_key_lens` [requests]: the first so many context rows have their keys in the indexer's
+  /// cache; empty = all have. A prefix that was restored without its indexer keys is refused, by
+  /// name, where a selection over it would be scored. It may be used where nothing is scored:
+  /// seq_len ≤ topk, or picks handed in.
   BatchMetadata(const Capacity& capacity, std::span<const std::int32_t> query_lens,
-                std::span<const std::int32_t> context_lens, const BatchOptions& options = {});
+                std::span<const std::int32_t> context_lens, const BatchOptions& options = {},
+                std::span<const std::int32_t> index_key_lens = {});
 
   std::int32_t num_requests() const { return num_requests_; }
   std::int32_t num_tokens() const { return num_tokens_; }

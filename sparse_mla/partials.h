@@ -30,20 +30,27 @@ struct ConstPartial {
   ConstPartial(const Partial& partial) : out(partial.out), lse(partial.lse) {}
 };
 
-/// Operation `merge`: joins two partials row by row into fp32 or bf16.
+/// Operation `merge`: joins two partials row by row into fp32, bf16 or fp8. Its last use for a row
+/// may apply the attention sink; a merge whose result is a partial again must not.
 struct MergeProblem {
   int num_heads = 0;
   int v_head_dim = 0;
   std::int64_t max_rows = 0;
-  bool bf16_out = false;
+  OutputType output = OutputType::f32;
 };
 
 struct MergeCall {
-  ConstPartial a;            ///< rows [0, a.rows); a row past its end is empty
-  ConstPartial b;            ///< rows [0, rows)
-  View3<float> out_f32;      ///< [tokens, num_heads, V]; may be a's or b's own view; or
-  View3<bfloat16> out_bf16;  ///< [tokens, num_heads, V]; the one with data is written
-  View2<float> lse;          ///< [num_heads, tokens]; may be a's or b's own view
+  ConstPartial a;  ///< rows [0, a.rows); a row past its end is empty
+  ConstPartial b;  ///< rows [0, rows)
+  /// The one that MergeProblem::output names, the others without data:
+  View3<float> out_f32;      ///< [tokens, num_heads, V]; may be a's or b's own view
+  View3<bfloat16> out_bf16;  ///< [tokens, num_heads, V]
+  View3<fp8_e4m3> out_fp8;   ///< [tokens, num_heads, V] ← quantise(out / out_scale)
+  float out_scale = 1;       ///< of out_fp8: finite, > 0
+  View2<float> lse;          ///< [num_heads, tokens]; may be a's or b's own view; without the sink
+  /// Optional [num_heads] logits in natural-log units, after scaling: out ·= 1/(1+exp(sink − lse)),
+  /// in fp32 before `out` is rounded. Rows without keys stay 0; −inf = none, +inf → out 0.
+  View1<const float> sink;
   const std::int32_t* out_tokens = nullptr;  ///< [rows] where row r goes; null: to token r
 };
 

@@ -9,6 +9,18 @@ namespace sparse_mla {
 
 std::string to_string(Backend backend) { return backend == Backend::cpu ? "cpu" : "cuda"; }
 
+std::string to_string(OutputType type) {
+  switch (type) {
+    case OutputType::f32:
+      return "fp32";
+    case OutputType::bf16:
+      return "bf16";
+    case OutputType::fp8:
+      return "fp8";
+  }
+  return "unknown";
+}
+
 void validate(const ModelDims& dims) {
   require(dims.num_heads >= 1 && dims.num_heads <= 128, "num_heads", dims.num_heads, "1 … 128");
   // Far above any model, and low enough that sums of two stay int and products of four int64.

@@ -100,4 +100,9 @@ void validate(const ModelDims& dims);
 enum class Backend { cpu, cuda };
 std::string to_string(Backend backend);
 
+/// Element type of an attention result. `fp8`: e4m3 with one scale for the whole tensor, made from
+/// the fp32 result: quantise(result / scale), saturating at ±448.
+enum class OutputType { f32, bf16, fp8 };
+std::string to_string(OutputType type);
+
 }  // namespace sparse_mla

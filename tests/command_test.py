@@ -363,6 +363,37 @@ class Run(Command):
                                 says="did you mean index_topk?")
 
 
+    def run_checked(self, *args):
+        out = self.run_json("run", "--check", *args)
+        self.assertTrue(out["passed"], args)
+        self.assertLessEqual(out["rel_error"], 5e-3)
+        self.assertLessEqual(out["max_rel_error"], 1e-2)
+        return out
+
+    def test_glm_5_on_every_path(self):
+        # Heads of 192 + 64 and 256; one request longer than topk, where the path allows it.
+        for path, spec in (("dense", "q40s1000_q1s2500"), ("masked", "q20s2100_q1s2500"),
+                           ("sparse", "q20s2100_q1s2500")):
+            out = self.run_checked("--model", "glm-5", "--heads", "16", "--spec", spec,
+                                   "--path", path, "--workspace", "1500")
+            self.assertEqual((out["path"], out["heads"], out["topk"]), (path, 16, 2048))
+            self.assertTrue(out["selection_exact"])
+
+    def test_topk_of_the_checkpoint_and_of_the_user(self):
+        # The checkpoint's value wins over any default, the user's over the checkpoint's.
+        config = json.loads((ROOT / "tests/data/topk_512_config.json").read_text())
+        with tempfile.TemporaryDirectory() as folder:
+            for topk in (512, 1024):
+                path = pathlib.Path(folder, f"{topk}.json")
+                path.write_text(json.dumps(config | {"index_topk": topk}))
+                args = ["--model", str(path), "--heads", "4", "--spec", "q5s1200_q1s1500"]
+                self.assertEqual(self.run_checked(*args)["topk"], topk)
+                for attention in ("masked", "sparse"):
+                    out = self.run_checked(*args, "--topk", "256", "--path", attention)
+                    self.assertEqual((out["topk"], out["path"]), (256, attention))
+        self.assert_refused("run", "--spec", "q1", "--topk", "0", says="--topk")
+
+
 class Topk(Command):
     def test_every_algorithm_is_exact_and_deterministic(self):
         for data in ("normal", "narrow", "ties", "relu"):

@@ -206,7 +206,7 @@ TEST(MergePublished, PrefixForTheFirstRowsOnly) {
   OwnedPartial prefix(128, 48, 96), suffix(613, 48, 96), out(613, 48, 96);
   prefix.fill(10);
   suffix.fill(11);
-  MergeProblem problem{48, 96, 613, false};
+  MergeProblem problem{48, 96, 613};
   MergeCall call;
   call.a = prefix.view;
   call.b = suffix.view;
@@ -236,7 +236,7 @@ TEST(MergeOut, Bf16OutIsTheRoundedFp32ResultAtTheMappedToken) {
   call.out_bf16 = contiguous(rounded.data(), 9, 2, 6);
   call.lse = contiguous(lse.data(), 2, 9);
   call.out_tokens = tokens.data();
-  merge_operation().run({2, 6, 5, true}, call, {}, {}, nullptr);
+  merge_operation().run({2, 6, 5, OutputType::bf16}, call, {}, {}, nullptr);
   for (int row = 0; row < 5; ++row)
     for (int head = 0; head < 2; ++head) {
       EXPECT_EQ(call.lse(head, tokens[row]), out.view.lse(head, row));

@@ -29,7 +29,7 @@ struct RunArguments {
   BatchInput input;
   std::optional<std::int64_t> max_batches;
   std::string model = "deepseek-v3.2";
-  std::optional<int> heads;
+  std::optional<int> heads, topk;
   std::string backend = "auto", path = "auto", schedule = "packed", cache = "bf16";
   std::string selection = "indexer";
   std::int32_t workspace = 0;  // rows, 0 = from the batches
@@ -71,7 +71,7 @@ Limits limits_of(const RunArguments& arguments, const Batches& batches) {
   limits.dims.v_head_dim = model.v_head_dim;
   limits.dims.index_n_heads = model.index_n_heads;
   limits.dims.index_head_dim = model.index_head_dim;
-  limits.dims.index_topk = model.index_topk;
+  limits.dims.index_topk = arguments.topk.value_or(model.index_topk);
   limits.dims.softmax_scale = static_cast<float>(model.softmax_scale);
   limits.cache_format = parse_cache_format(arguments.cache);
   limits.block_size = arguments.block_size;
@@ -167,6 +167,7 @@ void print_json(const RunArguments& arguments, const LayerSession& session,
   }
   json["backend"] = to_string(session.capacity().backend());
   json["heads"] = session.capacity().limits().dims.num_heads;
+  json["topk"] = session.capacity().limits().dims.index_topk;
   json["schedule"] = arguments.schedule;
   json["cache"] = arguments.cache;
   json["selection"] = arguments.selection;
@@ -196,9 +197,10 @@ void print_people(const RunArguments& arguments, const LayerSession& session,
                   const std::vector<BatchResult>& results, const CheckResult& check) {
   const Capacity& capacity = session.capacity();
   std::cout << "model " << arguments.model << ", " << capacity.limits().dims.num_heads
-            << " heads, cache " << arguments.cache << ", backend " << to_string(capacity.backend())
-            << ", workspace " << format_count(capacity.workspace_rows()) << " rows, schedule "
-            << arguments.schedule << "\n\n";
+            << " heads, topk " << format_count(capacity.limits().dims.index_topk) << ", cache "
+            << arguments.cache << ", backend " << to_string(capacity.backend()) << ", workspace "
+            << format_count(capacity.workspace_rows()) << " rows, schedule " << arguments.schedule
+            << "\n\n";
 
   Table batches({{"batch"},
                  {"requests"},
@@ -315,6 +317,8 @@ void add_run_command(CLI::App& app) {
       ->capture_default_str();
   command->add_option("--heads", a->heads, "Query heads on this rank [the model's]")
       ->check(CLI::Range(1, 128));
+  command->add_option("--topk", a->topk, "Keys that a token attends [the model's index_topk]")
+      ->check(CLI::Range(1, 1 << 20));
   command->add_option("--backend", a->backend, "auto, cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->capture_default_str();

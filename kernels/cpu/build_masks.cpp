@@ -48,8 +48,12 @@ void build_tile(const BuildMasksCall& call, std::size_t m, std::int64_t tile) {
     std::fill_n(words, mask.row_words, 0u);
     const std::int64_t end = std::min<std::int64_t>(std::int64_t{mask.first_key} + mask.num_keys,
                                                     member.context_len + row + 1);
-    for (std::int64_t i = 0; i < call.picks.extent(1); ++i) {
-      const std::int64_t key = call.picks(member.query_start + row, i);
+    const std::int64_t token = member.query_start + row;
+    const std::int64_t count =
+        call.counts == nullptr ? call.picks.extent(1)
+                               : std::min<std::int64_t>(call.counts[token], call.picks.extent(1));
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int64_t key = call.picks(token, i);
       if (key < mask.first_key || key >= end) continue;
       const std::int64_t bit = key - mask.first_key;
       words[bit >> 5] |= std::uint32_t{1} << (bit & 31);

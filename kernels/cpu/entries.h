@@ -6,13 +6,17 @@
 
 #include "sparse_mla/attention.h"
 #include "sparse_mla/cache.h"
+#include "sparse_mla/hadamard.h"
 #include "sparse_mla/indexer.h"
 #include "sparse_mla/masks.h"
 #include "sparse_mla/partials.h"
+#include "sparse_mla/rotary.h"
 #include "sparse_mla/select.h"
 
 namespace sparse_mla::cpu {
 
+std::vector<Entry<RotaryProblem, RotaryCall>> rotary_entries();
+std::vector<Entry<HadamardProblem, HadamardCall>> hadamard_entries();
 std::vector<Entry<WriteCacheProblem, WriteCacheCall>> write_cache_entries();
 std::vector<Entry<IndexerProblem, IndexerCall>> indexer_scores_entries();
 std::vector<Entry<SelectProblem, SelectCall>> select_entries();

@@ -1,7 +1,9 @@
 // Operation `merge` on the CPU: rows × heads in parallel, one weight pair per (row, head).
+#include <cmath>
 #include <limits>
 #include <string>
 
+#include "kernels/common/finished_row.h"
 #include "kernels/common/merge_weights.h"
 #include "kernels/cpu/entries.h"
 #include "sparse_mla/error.h"
@@ -12,6 +14,17 @@ namespace {
 std::string shape(const View3<const float>& view) {
   return "[" + std::to_string(view.extent(0)) + ", " + std::to_string(view.extent(1)) + ", " +
          std::to_string(view.extent(2)) + "]";
+}
+
+const void* data_of(OutputType type, const MergeCall& call) {
+  if (type == OutputType::f32) return call.out_f32.data_handle();
+  if (type == OutputType::bf16) return call.out_bf16.data_handle();
+  return call.out_fp8.data_handle();
+}
+std::int64_t rows_of(OutputType type, const MergeCall& call) {
+  if (type == OutputType::f32) return call.out_f32.extent(0);
+  if (type == OutputType::bf16) return call.out_bf16.extent(0);
+  return call.out_fp8.extent(0);
 }
 
 void check(const MergeProblem& problem, const MergeCall& call) {
@@ -31,25 +44,30 @@ void check(const MergeProblem& problem, const MergeCall& call) {
   }
   require(call.a.out.extent(0) <= rows, "a.out", call.a.out.extent(0),
           "at most b's " + std::to_string(rows) + " rows");
-  const bool to_bf16 = call.out_bf16.data_handle() != nullptr;
-  require(to_bf16 != (call.out_f32.data_handle() != nullptr) || rows == 0, "out", "both or neither",
-          "one of out_f32 and out_bf16");
-  require(to_bf16 == problem.bf16_out || rows == 0, "out", to_bf16 ? "bf16" : "fp32",
-          problem.bf16_out ? "bf16" : "fp32");
+  require(call.sink.data_handle() == nullptr || call.sink.extent(0) == problem.num_heads, "sink",
+          call.sink.extent(0), "one per head (" + std::to_string(problem.num_heads) + ")");
+  if (rows == 0) return;
+  const int given = (call.out_f32.data_handle() != nullptr) +
+                    (call.out_bf16.data_handle() != nullptr) +
+                    (call.out_fp8.data_handle() != nullptr);
+  require(given == 1, "out", std::to_string(given) + " of out_f32, out_bf16 and out_fp8", "one");
+  require(data_of(problem.output, call) != nullptr, "out", "another type",
+          to_string(problem.output));
+  require(problem.output != OutputType::fp8 || (call.out_scale > 0 && call.out_scale < HUGE_VALF),
+          "out_scale", call.out_scale, "a finite value above 0");
   const auto check_width = [&](const auto& out) {
-    require(
-        rows == 0 || (out.extent(1) == problem.num_heads && out.extent(2) == problem.v_head_dim),
-        "out",
-        "[rows, " + std::to_string(out.extent(1)) + ", " + std::to_string(out.extent(2)) + "]",
-        "[rows, " + std::to_string(problem.num_heads) + ", " + std::to_string(problem.v_head_dim) +
-            "]");
+    require(out.extent(1) == problem.num_heads && out.extent(2) == problem.v_head_dim, "out",
+            "[rows, " + std::to_string(out.extent(1)) + ", " + std::to_string(out.extent(2)) + "]",
+            "[rows, " + std::to_string(problem.num_heads) + ", " +
+                std::to_string(problem.v_head_dim) + "]");
   };
-  to_bf16 ? check_width(call.out_bf16) : check_width(call.out_f32);
-  require(rows == 0 || call.lse.extent(0) == problem.num_heads, "lse", call.lse.extent(0),
+  if (problem.output == OutputType::f32) check_width(call.out_f32);
+  if (problem.output == OutputType::bf16) check_width(call.out_bf16);
+  if (problem.output == OutputType::fp8) check_width(call.out_fp8);
+  require(call.lse.extent(0) == problem.num_heads, "lse", call.lse.extent(0),
           "num_heads (" + std::to_string(problem.num_heads) + ") rows");
-  const std::int64_t out_rows = to_bf16 ? call.out_bf16.extent(0) : call.out_f32.extent(0);
-  require(call.lse.extent(1) >= out_rows || rows == 0, "lse", call.lse.extent(1),
-          "a column per row of out");
+  const std::int64_t out_rows = rows_of(problem.output, call);
+  require(call.lse.extent(1) >= out_rows, "lse", call.lse.extent(1), "a column per row of out");
   if (call.out_tokens == nullptr) {
     require(out_rows >= rows, "out", out_rows, "at least " + std::to_string(rows) + " rows");
   } else {
@@ -60,10 +78,11 @@ void check(const MergeProblem& problem, const MergeCall& call) {
   }
 }
 
-void run(const MergeProblem& problem, const MergeCall& call, std::span<std::byte>, Stream) {
-  check(problem, call);
+/// store(token, head, i, value) rounds and writes one element of the result.
+template <class Store>
+void merge_rows(const MergeProblem& problem, const MergeCall& call, Store store) {
   const std::int64_t rows = call.b.out.extent(0), rows_a = call.a.out.extent(0);
-  const bool to_bf16 = call.out_bf16.data_handle() != nullptr;
+  const bool with_sink = call.sink.data_handle() != nullptr;
 #pragma omp parallel for schedule(static)
   for (std::int64_t row = 0; row < rows; ++row) {
     const std::int64_t token = call.out_tokens == nullptr ? row : call.out_tokens[row];
@@ -71,16 +90,31 @@ void run(const MergeProblem& problem, const MergeCall& call, std::span<std::byte
     for (int head = 0; head < problem.num_heads; ++head) {
       const float lse_a = in_a ? call.a.lse(head, row) : -std::numeric_limits<float>::infinity();
       const MergeWeights weights = merge_weights(lse_a, call.b.lse(head, row));
+      const float factor = with_sink ? sink_factor(call.sink(head), weights.lse) : 1.0f;
       call.lse(head, token) = weights.lse;
-      for (int i = 0; i < problem.v_head_dim; ++i) {
-        const float value =
-            merge_value(weights, in_a ? call.a.out(row, head, i) : 0.0f, call.b.out(row, head, i));
-        if (to_bf16)
-          call.out_bf16(token, head, i) = __float2bfloat16_rn(value);
-        else
-          call.out_f32(token, head, i) = value;
-      }
+      for (int i = 0; i < problem.v_head_dim; ++i)
+        store(token, head, i,
+              factor * merge_value(weights, in_a ? call.a.out(row, head, i) : 0.0f,
+                                   call.b.out(row, head, i)));
     }
+  }
+}
+
+void run(const MergeProblem& problem, const MergeCall& call, std::span<std::byte>, Stream) {
+  check(problem, call);
+  switch (problem.output) {
+    case OutputType::f32:
+      return merge_rows(problem, call, [&](std::int64_t token, int head, int i, float value) {
+        call.out_f32(token, head, i) = value;
+      });
+    case OutputType::bf16:
+      return merge_rows(problem, call, [&](std::int64_t token, int head, int i, float value) {
+        call.out_bf16(token, head, i) = __float2bfloat16_rn(value);
+      });
+    case OutputType::fp8:
+      return merge_rows(problem, call, [&](std::int64_t token, int head, int i, float value) {
+        call.out_fp8(token, head, i) = quantise_output(value, call.out_scale);
+      });
   }
 }
 

@@ -5,9 +5,11 @@
 // into panels once. They stand on either side of sparse MQA and, like it, give a token the same
 // bits in whatever batch it comes; BLAS products of different heights do not promise that, panel
 // products do.
+#include <cmath>
 #include <cstdint>
 #include <string>
 
+#include "kernels/common/finished_row.h"
 #include "kernels/cpu/blas.h"
 #include "kernels/cpu/cpu_features.h"
 #include "kernels/cpu/entries.h"
@@ -146,14 +148,14 @@ struct TokenScratch {
       : TokenScratch(carver, problem.kv_lora_rank, problem.v_head_dim) {}
 };
 
-/// For every head: pack(head, weights), then over tiles of its tokens: out_row(i, head)[0, columns)
-/// ← in_row(i, head)[0, depth) · weights. Tokens are shared out only while heads alone leave
-/// threads without work.
-template <class Problem, class Pack, class InRow, class OutRow>
+/// For every head: pack(head, weights), then over tiles of its tokens: store(i, head, row) takes
+/// row [columns] = in_row(i, head)[0, depth) · weights. Tokens are shared out only while heads
+/// alone leave threads without work.
+template <class Problem, class Pack, class InRow, class Store>
 void project_tokens(const Problem& problem, const TileKernels& kernels,
                     std::span<std::byte> workspace, std::int64_t tokens, std::int64_t heads,
                     std::int64_t depth, std::int64_t columns, Pack pack, InRow in_row,
-                    OutRow out_row) {
+                    Store store) {
   if (tokens == 0 || heads == 0) return;
   const std::int64_t shares =
       std::min(ceil_div(omp_get_max_threads(), heads), ceil_div(tokens, token_tile()));
@@ -175,7 +177,7 @@ void project_tokens(const Problem& problem, const TileKernels& kernels,
         kernels.multiply_panels(scratch.in, depth, count, scratch.weights, columns, depth,
                                 scratch.out, out_stride);
         for (std::int64_t i = 0; i < count; ++i)
-          kernels.float_to_bf16(scratch.out + i * out_stride, out_row(first + i, head), columns);
+          store(first + i, head, scratch.out + i * out_stride);
       }
     }
   }
@@ -228,7 +230,9 @@ void run_absorb_query(const AbsorbQueryProblem& problem, const AbsorbQueryCall& 
       [&](std::int64_t i, std::int64_t head) {
         return bits(address(call.q, call.tokens[i], head, 0));
       },
-      [&](std::int64_t i, std::int64_t head) { return bits(address(call.absorbed, i, head, 0)); });
+      [&](std::int64_t i, std::int64_t head, const float* row) {
+        kernels.float_to_bf16(row, bits(address(call.absorbed, i, head, 0)), lora);
+      });
   copy_rope(problem, call);
 }
 
@@ -263,12 +267,28 @@ void check(const ProjectValueProblem& problem, const ProjectValueCall& call) {
   require(call.kv_b_proj.extent(1) >= problem.v_head_dim, "kv_b_proj", shape_text(call.kv_b_proj),
           "at least V (" + std::to_string(problem.v_head_dim) + ") along axis 1");
   require_extent("kv_b_proj", call.kv_b_proj, 2, problem.kv_lora_rank, "L");
-  require_extent("out", call.out, 1, heads, "num_heads");
-  require_extent("out", call.out, 2, problem.v_head_dim, "V");
   require_contiguous_rows("latent_out", call.latent_out);
   require_contiguous_rows("kv_b_proj", call.kv_b_proj);
-  require_contiguous_rows("out", call.out);
-  check_tokens(call.tokens, problem.max_tokens, call.out.extent(0));
+  const auto check_out = [&](const char* name, const auto& out) {
+    require_extent(name, out, 1, heads, "num_heads");
+    require_extent(name, out, 2, problem.v_head_dim, "V");
+    require_contiguous_rows(name, out);
+    check_tokens(call.tokens, problem.max_tokens, out.extent(0));
+  };
+  if (problem.output == OutputType::bf16) return check_out("out", call.out);
+  require(problem.output == OutputType::fp8, "output", to_string(problem.output), "bf16 or fp8");
+  require(call.out_scale > 0 && call.out_scale < HUGE_VALF, "out_scale", call.out_scale,
+          "a finite value above 0");
+  check_out("out_fp8", call.out_fp8);
+}
+
+/// Element d of token i's finished row.
+void store_value(const ProjectValueProblem& problem, const ProjectValueCall& call, std::int64_t i,
+                 std::int64_t head, std::int64_t d, float value) {
+  if (problem.output == OutputType::fp8)
+    call.out_fp8(call.tokens[i], head, d) = quantise_output(value, call.out_scale);
+  else
+    call.out(call.tokens[i], head, d) = __float2bfloat16_rn(value);
 }
 
 template <const TileKernels& (*kKernels)()>
@@ -286,8 +306,11 @@ void run_project_value(const ProjectValueProblem& problem, const ProjectValueCal
                                   call.kv_b_proj.stride(1), value, lora, weights);
       },
       [&](std::int64_t i, std::int64_t head) { return bits(address(call.latent_out, i, head, 0)); },
-      [&](std::int64_t i, std::int64_t head) {
-        return bits(address(call.out, call.tokens[i], head, 0));
+      [&](std::int64_t i, std::int64_t head, const float* row) {
+        if (problem.output == OutputType::bf16)
+          return kernels.float_to_bf16(row, bits(address(call.out, call.tokens[i], head, 0)),
+                                       value);
+        for (std::int64_t d = 0; d < value; ++d) store_value(problem, call, i, head, d, row[d]);
       });
 }
 
@@ -304,7 +327,7 @@ void run_project_value_reference(const ProjectValueProblem& problem, const Proje
         for (std::int64_t l = 0; l < problem.kv_lora_rank; ++l)
           sum += double{__bfloat162float(call.latent_out(i, head, l))} *
                  double{__bfloat162float(call.kv_b_proj(head, first_row + d, l))};
-        call.out(call.tokens[i], head, d) = __double2bfloat16(sum);
+        store_value(problem, call, i, head, d, static_cast<float>(sum));
       }
     }
   }

@@ -9,6 +9,7 @@
 #include <limits>
 #include <string>
 
+#include "kernels/common/finished_row.h"
 #include "kernels/cpu/blas.h"
 #include "kernels/cpu/cpu_features.h"
 #include "kernels/cpu/entries.h"
@@ -99,6 +100,8 @@ void check(const SparseMqaProblem& problem, const SparseMqaCall& call) {
     require(call.lse_tokens[t] >= 0 && call.lse_tokens[t] < call.lse.extent(1),
             "lse_tokens[" + std::to_string(t) + "]", call.lse_tokens[t],
             "a column below " + std::to_string(call.lse.extent(1)));
+  require(call.sink.data_handle() == nullptr || call.sink.extent(0) == heads, "sink",
+          shape_text(call.sink), "one per head (" + std::to_string(heads) + ")");
 #ifndef NDEBUG
   std::vector<std::int32_t> sorted;
   for (std::int64_t t = 0; t < tokens; ++t) {
@@ -111,6 +114,11 @@ void check(const SparseMqaProblem& problem, const SparseMqaCall& call) {
             "distinct slots");
   }
 #endif
+}
+
+float sink_factor(const SparseMqaCall& call, std::int64_t head, float lse) {
+  if (call.sink.data_handle() == nullptr) return 1.0f;
+  return sparse_mla::sink_factor(call.sink(head), lse);
 }
 
 std::int64_t lse_column(const SparseMqaCall& call, std::int64_t t) {
@@ -154,11 +162,12 @@ class Attention {
 
     for (std::int64_t h = 0; h < heads; ++h) {
       const bool empty = scratch_.sum[h] == 0;
+      const float lse = empty ? -kInfinity : scratch_.maximum[h] + std::log(scratch_.sum[h]);
       float* out = scratch_.out + h * lora_;
-      if (!empty) kernels_.scale(out, 1.0f / scratch_.sum[h], lora_);
+      if (!empty)
+        kernels_.scale(out, sink_factor(call_, head_begin + h, lse) / scratch_.sum[h], lora_);
       kernels_.float_to_bf16(out, bits(address(call_.out, t, head_begin + h, 0)), lora_);
-      call_.lse(head_begin + h, lse_column(call_, t)) =
-          empty ? -kInfinity : scratch_.maximum[h] + std::log(scratch_.sum[h]);
+      call_.lse(head_begin + h, lse_column(call_, t)) = lse;
     }
   }
 
@@ -244,11 +253,12 @@ void run_reference(const SparseMqaProblem& problem, const SparseMqaCall& call,
           scratch.out[d] += weight * double{scratch.row[d]};
       }
       const bool empty = sum == 0;
+      const float lse = empty ? -kInfinity : static_cast<float>(maximum + std::log(sum));
+      const float factor = sink_factor(call, head, lse);
       for (int d = 0; d < problem.kv_lora_rank; ++d)
         call.out(t, head, d) =
-            __float2bfloat16_rn(empty ? 0.0f : static_cast<float>(scratch.out[d] / sum));
-      call.lse(head, lse_column(call, t)) =
-          empty ? -kInfinity : static_cast<float>(maximum + std::log(sum));
+            __float2bfloat16_rn(empty ? 0.0f : factor * static_cast<float>(scratch.out[d] / sum));
+      call.lse(head, lse_column(call, t)) = lse;
     }
   }
 }

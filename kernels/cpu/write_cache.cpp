@@ -12,6 +12,10 @@
 namespace sparse_mla::cpu {
 namespace {
 
+bool with_index(const WriteCacheProblem& problem, const WriteCacheCall& call) {
+  return problem.index_head_dim > 0 && call.index_k.data_handle() != nullptr;
+}
+
 void check(const WriteCacheProblem& problem, const WriteCacheCall& call) {
   const std::int64_t tokens = call.slot_mapping.extent(0);
   require(tokens <= problem.max_tokens, "slot_mapping", tokens,
@@ -29,8 +33,8 @@ void check(const WriteCacheProblem& problem, const WriteCacheCall& call) {
   const float scale = call.latent_cache.scale;
   require(problem.format != CacheFormat::fp8 || (scale > 0 && std::isfinite(scale)),
           "latent_cache.scale", scale, "a positive number");
-  const bool with_index = problem.index_head_dim > 0;
-  if (with_index) {
+  const bool index = with_index(problem, call);
+  if (index) {
     require(call.index_k.extent(0) == tokens && call.index_k.extent(1) == problem.index_head_dim,
             "index_k",
             "[" + std::to_string(call.index_k.extent(0)) + ", " +
@@ -52,7 +56,7 @@ void check(const WriteCacheProblem& problem, const WriteCacheCall& call) {
     require(slot >= -1 && slot < call.latent_cache.num_slots(),
             "slot_mapping[" + std::to_string(token) + "]", slot,
             "-1 or a slot below " + std::to_string(call.latent_cache.num_slots()));
-    if (slot < 0 || !with_index) continue;
+    if (slot < 0 || !index) continue;
     // A negative scale would turn relu(q·k)·scale into something that no kernel computes.
     require(!(call.index_k_scale(token) < 0), "index_k_scale[" + std::to_string(token) + "]",
             call.index_k_scale(token), "at least 0");
@@ -66,7 +70,7 @@ void run(const WriteCacheProblem& problem, const WriteCacheCall& call, const Row
     const std::int64_t slot = call.slot_mapping(token);
     if (slot < 0) continue;
     rows.write(slot, address(call.latent, token, 0), call.power_of_two_scales);
-    if (problem.index_head_dim == 0) continue;
+    if (!with_index(problem, call)) continue;
     std::memcpy(call.index_cache.key(slot), address(call.index_k, token, 0),
                 static_cast<std::size_t>(problem.index_head_dim));
     const float scale = call.index_k_scale(token);

@@ -311,6 +311,19 @@ TokenAttention reference_attention(const LayerData& data, std::int64_t token,
   return result;
 }
 
+void apply_sinks(std::span<const float> sinks, TokenAttention& token) {
+  const std::size_t width = token.out.size() / token.lse.size();
+  for (std::size_t head = 0; head < token.lse.size(); ++head) {
+    // Share of the keys in the denominator exp(lse) + exp(sink), each exponent relative to the
+    // larger, so that none overflows.
+    const double sink = sinks[head], lse = token.lse[head];
+    if (lse == -kInfinity) continue;
+    const double share = sink > lse ? std::exp(lse - sink) / (1 + std::exp(lse - sink))
+                                    : 1 / (1 + std::exp(sink - lse));
+    for (std::size_t i = 0; i < width; ++i) token.out[head * width + i] *= share;
+  }
+}
+
 TokenAttention reference_attention_slow(const LayerData& data, std::int64_t token,
                                         std::span<const std::int32_t> keys) {
   const ModelDims& d = data.problem().dims;

@@ -42,6 +42,10 @@ TokenAttention reference_attention(const LayerData& data, std::int64_t token,
 TokenAttention reference_attention_slow(const LayerData& data, std::int64_t token,
                                         std::span<const std::int32_t> keys);
 
+/// The attention sink: a key of logit sinks[h] [num_heads] without a value. Scales `out`, leaves
+/// `lse` and tokens without keys alone.
+void apply_sinks(std::span<const float> sinks, TokenAttention& token);
+
 /// MQA form: head g's query attends latent rows directly, the value is the row's first L numbers.
 /// `rows` point at one row of `format` each, of any alignment.
 struct LatentAttention {
