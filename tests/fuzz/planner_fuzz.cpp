@@ -50,6 +50,25 @@ std::vector<std::int64_t> covered(const ContextPlan& plan, const Lens& context_l
   return next;
 }
 
+// A chunk in rows of each rank: within a rank's share, and the ranks' rows are the chunk's.
+void check_shards(const ContextPlan& plan, std::size_t c, const PlannerOptions& options) {
+  const std::int32_t world = options.sharding.world;
+  expect(plan.local_rows(c) <= options.row_budget / world, "a chunk fits a rank's share");
+  std::int64_t local = 0;
+  for (std::int32_t i = 0; i < plan.chunks[c].num_members(); ++i) {
+    expect(plan.cu_local_seq_lens(c)[i] == local, "cu_local_seq_lens");
+    local += plan.local_seq_lens(c)[i];
+    expect(std::int64_t{plan.local_starts(c)[i]} * world == plan.starts(c)[i], "local_starts");
+    std::int64_t rows = 0;
+    for (std::int32_t rank = 0; rank < world; ++rank) {
+      const std::int32_t held = plan.rank_seq_lens(c)[i * world + rank];
+      expect(held >= 0 && held <= plan.local_seq_lens(c)[i], "a rank's rows fit its padded length");
+      rows += held;
+    }
+    expect(rows == plan.seq_lens(c)[i], "every row lies on one rank");
+  }
+}
+
 void check_packed(const Lens& query_lens, const Lens& context_lens, const PlannerOptions& options) {
   const ContextPlan plan = plan_context_chunks(query_lens, context_lens, options);
   std::vector<std::int64_t> token_of(query_lens.size() + 1, 0);
@@ -81,6 +100,7 @@ void check_packed(const Lens& query_lens, const Lens& context_lens, const Planne
     }
     expect(rows == chunk.num_rows && plan.cu_seq_lens(c).back() == rows, "num_rows");
     expect(plan.member_of_row(c, chunk.num_rows - 1) == chunk.num_members() - 1, "last row");
+    check_shards(plan, c, options);
   }
   const auto rows = covered(plan, context_lens);
   std::int64_t running = 0;
@@ -129,6 +149,15 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   PlannerOptions options;
   options.row_budget = length(input);
   options.alignment = length(input);
+  if (input.ConsumeBool()) {
+    options.sharding.world = input.ConsumeIntegralInRange(1, 16);
+    options.sharding.interleave = input.ConsumeIntegralInRange(1, 300);
+    // Mostly an alignment that the sharding allows.
+    const std::int64_t stripe = options.sharding.stripe_rows();
+    if (input.ConsumeIntegralInRange(0, 7) > 0)
+      options.alignment = static_cast<std::int32_t>(
+          std::min<std::int64_t>(options.alignment / stripe + 1, kMaxInt32 / stripe) * stripe);
+  }
   const std::int64_t score_budget = std::int64_t{length(input)}
                                     << input.ConsumeIntegralInRange(0, 30);
   Lens query_lens, context_lens;
@@ -160,6 +189,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     for (const std::int32_t query_len : query_lens) tokens += query_len;
     for (const std::int32_t context_len : context_lens) with_context += context_len > 0;
     expect(options.alignment < 1 || options.alignment > options.row_budget || tokens > kMaxInt32 ||
+               options.alignment % options.sharding.stripe_rows() != 0 ||
                with_context * options.alignment > kMaxInt32,
            "good input is not refused");
   }
