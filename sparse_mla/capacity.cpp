@@ -171,12 +171,15 @@ void validate(const Limits& limits) {
           "at most the workspace's " + std::to_string(rows_of(limits)) + " rows");
   require(limits.output == OutputType::bf16 || limits.output == OutputType::fp8, "output",
           to_string(limits.output), "bf16 or fp8");
-  require(limits.score_budget_bytes >= 4, "score_budget_bytes", limits.score_budget_bytes,
-          "at least one score's 4 bytes");
-  require(limits.mask_budget_bytes >= 0, "mask_budget_bytes", limits.mask_budget_bytes,
-          "at least 0");
-  require(limits.projection_budget_bytes >= 0, "projection_budget_bytes",
-          limits.projection_budget_bytes, "at least 0");
+  // No memory is larger; sums of sizes stay inside 64 bits.
+  constexpr std::int64_t kMaxBudget = std::int64_t{1} << 56;
+  const auto require_budget = [](const char* name, std::int64_t bytes, std::int64_t least) {
+    require(bytes >= least && bytes <= kMaxBudget, name, bytes,
+            std::to_string(least) + " … 2^56 bytes");
+  };
+  require_budget("score_budget_bytes", limits.score_budget_bytes, 4);  // one score
+  require_budget("mask_budget_bytes", limits.mask_budget_bytes, 0);
+  require_budget("projection_budget_bytes", limits.projection_budget_bytes, 0);
 }
 
 Capacity::Capacity(const Limits& limits, Dispatch dispatch)

@@ -12,10 +12,19 @@ namespace {
 
 constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
 
-void check_inputs(std::span<const std::int32_t> query_lens,
-                  std::span<const std::int32_t> context_lens, const PlannerOptions& options) {
-  require(query_lens.size() == context_lens.size(), "query_lens", query_lens.size(),
-          "as many entries as context_lens (" + std::to_string(context_lens.size()) + ")");
+/// Throws for a negative length; returns the sum.
+std::int64_t checked_sum(const char* name, std::span<const std::int32_t> lens) {
+  std::int64_t sum = 0;
+  for (std::size_t i = 0; i < lens.size(); ++i) {
+    if (lens[i] < 0)
+      throw_invalid(name + ("[" + std::to_string(i) + "]"), std::to_string(lens[i]), "at least 0");
+    sum += lens[i];
+  }
+  return sum;
+}
+
+// Context rows may pass 2^31 in all: they are only ever counted chunk by chunk.
+void check_context(std::span<const std::int32_t> context_lens, const PlannerOptions& options) {
   require(options.alignment >= 1, "alignment", options.alignment, "at least 1");
   require(options.alignment <= options.row_budget, "alignment", options.alignment,
           "at most the workspace's " + std::to_string(options.row_budget) + " rows");
@@ -25,15 +34,15 @@ void check_inputs(std::span<const std::int32_t> query_lens,
   require(
       options.alignment % options.sharding.stripe_rows() == 0, "alignment", options.alignment,
       "a multiple of interleave · world (" + std::to_string(options.sharding.stripe_rows()) + ")");
-  std::int64_t tokens = 0;
-  for (std::size_t i = 0; i < query_lens.size(); ++i) {
-    if (query_lens[i] < 0 || context_lens[i] < 0) {
-      const bool query = query_lens[i] < 0;
-      throw_invalid((query ? "query_lens[" : "context_lens[") + std::to_string(i) + "]",
-                    std::to_string(query ? query_lens[i] : context_lens[i]), "at least 0");
-    }
-    tokens += query_lens[i];
-  }
+  checked_sum("context_lens", context_lens);
+}
+
+void check_inputs(std::span<const std::int32_t> query_lens,
+                  std::span<const std::int32_t> context_lens, const PlannerOptions& options) {
+  require(query_lens.size() == context_lens.size(), "query_lens", query_lens.size(),
+          "as many entries as context_lens (" + std::to_string(context_lens.size()) + ")");
+  check_context(context_lens, options);
+  const std::int64_t tokens = checked_sum("query_lens", query_lens);
   require(tokens <= kMaxInt32, "query_lens", tokens, "at most 2^31-1 tokens in all");
 }
 
@@ -231,7 +240,7 @@ ContextPlan plan_context_chunks(std::span<const std::int32_t> query_lens,
 
 std::int64_t equal_split_passes(std::span<const std::int32_t> context_lens,
                                 const PlannerOptions& options) {
-  check_inputs(context_lens, context_lens, options);
+  check_context(context_lens, options);
   const std::int64_t with_context = static_cast<std::int64_t>(context_lens.size()) -
                                     std::count(context_lens.begin(), context_lens.end(), 0);
   if (with_context == 0) return 0;

@@ -122,6 +122,92 @@ class General(Command):
         self.assertIn("select", run("info").stdout)
 
 
+    def test_full_disks_and_closed_pipes_are_errors(self):
+        for args in (["--help"], ["info"], ["plan", "--spec", "q1s9"], ["plan", "--help"]):
+            with open("/dev/full", "w") as full:
+                result = subprocess.run([COMMAND, *args], stdout=full, stderr=subprocess.PIPE,
+                                        text=True)
+            self.assertEqual(result.returncode, 1, args)
+            self.assertEqual(result.stderr, "sparse-mla: stdout: could not write all results\n")
+            result = subprocess.run(["sh", "-c", 'exec "$0" "$@" >&-', COMMAND, *args],
+                                    stderr=subprocess.PIPE, text=True)
+            self.assertEqual(result.returncode, 1, args)
+        self.assert_refused("plan", "--spec", "q1s9", "--svg", "/dev/full", says="--svg")
+        small = ["--heads", "1", "--block", "1"]
+        self.assert_refused("run", "--spec", "q1", *small, "--dump", "/dev/full", says="/dev/full")
+
+    def test_devices_are_no_files(self):
+        self.assert_refused("plan", "--trace", "/dev/zero", "--batch-tokens", "8",
+                            says="without a line end")
+        self.assert_refused("plan", "--trace", "/dev/null", "--batch-tokens", "8", says="header")
+        self.assert_refused("run", "--spec", "q1", "--model", "/dev/zero", says="bytes, expected")
+        self.assert_refused("run", "--spec", "q1", "--model", "/dev/null", says="not JSON")
+        self.assert_refused("run", "--spec", "q1", "--model", str(ROOT), says="readable")
+
+    def test_errors_are_one_line_whatever_the_arguments(self):
+        for word in ("a\nb", "a\rb", "\x1b[31m", "é", "%s%n", ""):
+            self.assert_refused("plan", "--spec", word)
+            self.assert_refused("plan", "--trace", word, "--batch-tokens", "1")
+            self.assert_refused("run", "--spec", "q1", "--model", word)
+            self.assert_refused("topk", "--rows", "1", "--len", "1", "--algorithms", word)
+            if word:
+                self.assert_refused(word)
+                self.assert_refused("--" + word)
+        env = dict(os.environ, SPARSE_MLA_FORCE="select:\n")
+        result = subprocess.run([COMMAND, "info"], env=env, capture_output=True, text=True)
+        self.assertEqual((result.returncode, len(result.stderr.splitlines())), (1, 1))
+
+    def test_numbers_that_are_none(self):
+        for word in ("nan", "inf", "-1", "0", "1e3", "0x", "99999999999999999999", " ", "1 2"):
+            self.assert_refused("plan", "--spec", "q1", "--block", word, says="--block")
+            self.assert_refused("run", "--spec", "q1", "--workspace", word, says="--workspace")
+            self.assert_refused("topk", "--rows", word, "--len", "1", says="--rows")
+            self.assert_refused("info", "--limits", "--max-tokens", word, says="--max-tokens")
+        for word in ("nan", "inf", "-1", "99999999999999999999"):
+            self.assert_refused("run", "--spec", "q1", "--mask-budget", word, says="--mask-budget")
+            self.assert_refused("info", "--limits", "--score-budget", word, says="--score-budget")
+        self.assert_refused("info", "--limits", "--score-budget", "3", says="score_budget_bytes")
+        self.assert_refused("info", "--limits", "--score-budget", str(2**63 - 1), says="2^56")
+
+    def test_what_memory_cannot_hold_is_refused(self):
+        self.assert_refused("run", "--spec", "q1s2147483647", "--heads", "1", says="GiB")
+        self.assert_refused("topk", "--rows", "4194304", "--len", "2048", "--k", "2048", says="GiB")
+        self.assert_refused("run", "--spec", "q1s5", "--block", "2147483647", says="GiB")
+
+    def test_limits_say_where_bytes_go(self):
+        info = self.run_json("info", "--limits", "--cache-tokens", "975424", "--layers", "61")
+        cache = info["cache"]
+        self.assertEqual(cache["latent_bytes_per_token_and_layer"], 1152)
+        self.assertEqual(cache["index_bytes_per_token_and_layer"], 132)
+        self.assertEqual(cache["latent_bytes"], 61 * 975424 * 1152)
+        self.assertEqual(cache["index_bytes"], 61 * 975424 * 132)
+        groups = {}
+        for buffer in info["workspace_buffers"]:
+            group = buffer["name"].split(".")[0]
+            # Buffers of a group follow each other; groups share memory.
+            self.assertGreaterEqual(buffer["offset"], groups.get(group, 0))
+            groups[group] = buffer["offset"] + buffer["bytes"]
+        self.assertEqual(set(groups), {"select", "sparse", "chunked"})
+        self.assertLess(info["workspace_bytes"] - max(groups.values()), 256)
+        self.assertGreaterEqual(info["workspace_bytes"], max(groups.values()))
+        # A page of 11,000 rows does not multiply the workspace.
+        for seqs in ("1", "32", "256"):
+            rows = self.run_json("info", "--limits", "--block", "11000", "--max-seqs", seqs)
+            self.assertEqual(rows["workspace_rows"], 65536)
+        capped = self.run_json("info", "--limits", "--workspace", "4096")
+        self.assertEqual(capped["workspace_rows"], 4096)
+        self.assertLess(capped["workspace_bytes"], info["workspace_bytes"])
+        people = run("info", "--limits", "--model", "glm-5", "--heads", "8").stdout
+        self.assertIn("keys_and_values", people)
+        self.assert_refused("info", "--heads", "8", says="--limits")
+        huge = self.run_json("info", "--limits", "--max-tokens", "2147483647", "--max-seqs",
+                             "2147483647", "--max-model-len", "2147483647", "--block", "1",
+                             "--score-budget", str(2**56), "--mask-budget", str(2**56),
+                             "--projection-budget", str(2**56))
+        self.assertGreater(huge["workspace_bytes"], 2**56)
+        self.assertTrue(all(b["bytes"] < 2**63 for b in huge["workspace_buffers"]))
+
+
 class Plan(Command):
     def test_the_worst_case_of_the_equal_split(self):
         plan = self.run_json("plan", "--spec", "q513s60513_31q513s529", "--block", "16")
@@ -138,6 +224,11 @@ class Plan(Command):
             "plan", "--spec", "q4s904_q4s516", "--block", "256", "--workspace", "1024"
         )
         self.assertEqual([chunk["seq_lens"] for chunk in plan["chunks"]], [[900], [512]])
+
+    def test_context_may_pass_int32_in_all(self):
+        plan = self.run_json("plan", "--spec", "3q1s1000000000", "--workspace", "1048576")
+        self.assertEqual(plan["context_rows"], 3 * 999999999)
+        self.assertEqual(plan["packed_chunks"], -(-3 * 999999999 // 1048576))
 
     def test_chunks_of_random_specs(self):
         rng = random.Random(5)

@@ -61,6 +61,16 @@ TEST_F(DumpTest, NpyFaultsNameTheFile) {
   EXPECT_THROW(read_npy(dir_ / "a.npy"), std::runtime_error);  // too short
   std::ofstream(dir_ / "b.npy") << "no array";
   EXPECT_THROW(read_npy(dir_ / "b.npy"), std::runtime_error);
+  // Headers that a hostile file may have: each is refused, none takes memory for what it claims.
+  for (const char* shape : {"(3", "(x,)", "(-3,)", "(99999999999999999999,)",
+                            "(4611686018427387904,)", "(4294967296,4294967296,)", "(4,)"}) {
+    std::string header = std::string("{'descr': '<f4', 'fortran_order': False, 'shape': ") + shape;
+    std::ofstream file(dir_ / "c.npy", std::ios::binary);
+    file << std::string("\x93NUMPY\x01\x00", 8) << static_cast<char>(header.size()) << '\0'
+         << header << std::string(12, '\0');
+    file.close();
+    EXPECT_THROW(read_npy(dir_ / "c.npy"), std::runtime_error) << shape;
+  }
 }
 
 /// A layer call that went well: the reference, rounded.

@@ -2,6 +2,7 @@
 // taken and why, and that every size covers the worst step.
 #include "sparse_mla/metadata.h"
 
+#include <limits>
 #include <numeric>
 #include <random>
 #include <string>
@@ -91,6 +92,34 @@ TEST(Batch, DecodeThreshold) {
   EXPECT_EQ(BatchMetadata(Capacity(l), Lens{3, 4}, Lens{10, 10}).num_decode_tokens(), 3);
   l.decode_threshold = 0;
   EXPECT_EQ(BatchMetadata(Capacity(l), Lens{1, 4}, Lens{10, 10}).num_decode_tokens(), 0);
+}
+
+// What an engine runs while it warms up or captures: padded requests, without a key to see.
+TEST(Batch, R32PaddedRequestsAreNoWork) {
+  const Capacity capacity(limits());
+  for (const std::int32_t last : {0, 1}) {
+    Lens query(32, 0);
+    query.back() = last;
+    const BatchMetadata batch(capacity, query, Lens(32, 0));
+    EXPECT_EQ(batch.num_tokens(), last);
+    EXPECT_EQ(batch.num_decode_tokens(), last);
+    EXPECT_EQ(batch.max_blocks(), last);
+    EXPECT_TRUE(batch.score_plan().pieces.empty());
+    EXPECT_TRUE(batch.plan().empty());
+    EXPECT_EQ(batch.prefill_path(), AttentionPath::none);
+  }
+}
+
+// Lengths and pages at the end of the range: nothing is counted in 32 bits on the way.
+TEST(Batch, LongestRequestAndLargestPage) {
+  Limits l = limits();
+  l.max_model_len = std::numeric_limits<std::int32_t>::max();
+  l.block_size = std::numeric_limits<std::int32_t>::max();
+  const BatchMetadata one(Capacity(l), Lens{1}, Lens{l.max_model_len - 1});
+  EXPECT_EQ(one.max_blocks(), 1);
+  l.block_size = 1;
+  const BatchMetadata many(Capacity(l), Lens{7, 1}, Lens{l.max_model_len - 7, 0});
+  EXPECT_EQ(many.max_blocks(), l.max_model_len);
 }
 
 TEST(Batch, ChunkMembersFollowThePlan) {
@@ -238,6 +267,10 @@ TEST(CapacityTest, BadLimitsAreNamed) {
   EXPECT_THAT(error([](Limits& l) { l.chunk_alignment = 100000; }), HasSubstr("chunk_alignment"));
   EXPECT_THAT(error([](Limits& l) { l.score_budget_bytes = 3; }), HasSubstr("score_budget_bytes"));
   EXPECT_THAT(error([](Limits& l) { l.mask_budget_bytes = -1; }), HasSubstr("mask_budget_bytes"));
+  for (std::int64_t Limits::*budget :
+       {&Limits::score_budget_bytes, &Limits::mask_budget_bytes, &Limits::projection_budget_bytes})
+    EXPECT_THAT(error([&](Limits& l) { l.*budget = std::numeric_limits<std::int64_t>::max(); }),
+                HasSubstr("2^56 bytes"));
   EXPECT_THAT(error([](Limits& l) { l.decode_threshold = -1; }), HasSubstr("decode_threshold"));
   EXPECT_THAT(error([](Limits& l) { l.dims.num_heads = 0; }), HasSubstr("num_heads: got 0"));
 }
@@ -337,6 +370,63 @@ TEST(CapacityTest, BuffersCoverEveryAdmissibleBatch) {
   }
   EXPECT_GT(masked, 100);
   EXPECT_GT(per_chunk, 20);
+}
+
+/// Bytes of the buffer of this name.
+std::int64_t bytes_of(const Capacity& capacity, const std::string& name) {
+  for (const WorkspaceBuffer& buffer : capacity.workspace_buffers())
+    if (buffer.name == name) return static_cast<std::int64_t>(buffer.bytes);
+  ADD_FAILURE() << "no buffer " << name;
+  return 0;
+}
+
+// An engine reserves once, for its limits; no step that they admit may need more. Lengths sweep
+// query × context up to the limits, with odd roundings on the way and pages that do not divide.
+TEST(CapacityTest, ReservedBytesCoverTheLargestSteps) {
+  for (const std::int32_t block_size : {64, 61, 11000}) {
+    for (const std::int64_t score_budget : {std::int64_t{512} << 20, std::int64_t{1} << 20}) {
+      Limits l = limits();
+      l.max_num_tokens = 8192;
+      l.max_num_seqs = 8;
+      l.max_model_len = 262144;
+      l.block_size = block_size;
+      l.score_budget_bytes = score_budget;
+      const Capacity capacity(l);
+      const auto& select = capacity.operations().select_from_indexer;
+      for (const std::int32_t query_len : {1, 2, 3, 255, 1000, 4095, 4097, 8191, 8192}) {
+        for (const std::int32_t seq_len :
+             {8192, 8193, 65535, 65537, 131071, 200003, 262143, 262144}) {
+          SCOPED_TRACE("block " + std::to_string(block_size) + ", " + std::to_string(query_len) +
+                       " of " + std::to_string(seq_len));
+          const auto requests = std::min(8192 / query_len, 8);
+          const BatchMetadata batch(capacity, Lens(requests, query_len),
+                                    Lens(requests, seq_len - query_len));
+          // The selection's need for exactly this step.
+          SelectFromIndexerProblem step = select.problem;
+          step.max_scores = batch.score_plan().max_scores;
+          step.indexer.max_rows = batch.score_plan().max_rows;
+          step.indexer.max_keys = seq_len;
+          const auto needed = static_cast<std::int64_t>(select.entry->workspace_bytes(step));
+          ASSERT_LE(needed, bytes_of(capacity, "select.indexer_and_topk"));
+          ASSERT_LE(needed, static_cast<std::int64_t>(capacity.workspace_bytes()));
+          // A piece is within the budget, or one row.
+          ASSERT_LE(4 * batch.score_plan().max_scores,
+                    std::max(score_budget, std::int64_t{4} * seq_len));
+          const ModelDims& dims = l.dims;
+          std::int64_t rows = batch.num_prefill_tokens();
+          for (const ContextChunk& chunk : batch.plan().chunks)
+            rows = std::max<std::int64_t>(rows, chunk.num_rows);
+          ASSERT_LE(rows * dims.latent_dim() * 2, bytes_of(capacity, "chunked.latent_rows"));
+          ASSERT_LE(rows * capacity.head_group() * (dims.qk_nope_head_dim + dims.v_head_dim) * 2,
+                    bytes_of(capacity, "chunked.keys_and_values"));
+          ASSERT_LE(std::int64_t{batch.plan().running_rows} * dims.num_heads * dims.v_head_dim * 4,
+                    bytes_of(capacity, "chunked.context_out"));
+          ASSERT_LE(batch.suffix_mask_layout().num_words * 4,
+                    bytes_of(capacity, "chunked.mask_words"));
+        }
+      }
+    }
+  }
 }
 
 std::vector<std::array<int, 3>> pieces(const Lens& query, const Lens& seq, std::int64_t budget) {

@@ -340,6 +340,16 @@ TEST(Planner, PublishedBatches) {
   }
 }
 
+// Found by fuzzing: 3 × 10^9 rows are no error, they are only ever counted chunk by chunk.
+TEST(Planner, ContextMayPassTwoToTheThirtyOneRowsInAll) {
+  const PlanProblem p = problem(Lens(3, 1000000000), 1 << 20, 64);
+  const ContextPlan plan = plan_of(p);
+  EXPECT_EQ(plan.chunks.size(), (3000000000u + (1u << 20) - 1) >> 20);
+  const std::int64_t slice = (1 << 20) / 3 / 64 * 64;
+  EXPECT_EQ(equal_split_passes(p.context_lens, {1 << 20, 64}), (1000000000 + slice - 1) / slice);
+  check_invariants(p, plan);
+}
+
 TEST(Planner, ContinuationFlagsAndTokenRanges) {
   const PlanProblem p{{3, 5, 7}, {2048, 32, 32}, 1024, 16};
   const ContextPlan plan = plan_of(p);

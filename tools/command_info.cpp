@@ -12,6 +12,7 @@
 #include "sparse_mla/operation.h"
 
 #include "tools/commands.h"
+#include "tools/limits_report.h"
 #include "tools/table.h"
 
 namespace sparse_mla::command {
@@ -84,10 +85,20 @@ void run_info(bool json) {
 
 void add_info_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
-      "info", "Version, machine, and every operation's entries with why each is usable or not");
+      "info",
+      "Version, machine, and every operation's entries with why each is usable or not; with "
+      "--limits what an engine's limits cost");
   const auto json = std::make_shared<bool>(false);
+  const auto limits = std::make_shared<LimitsReport>();
   command->add_flag("--json", *json, "Print JSON");
-  command->callback([json] { run_info(*json); });
+  limits->add_options(*command);
+  command->callback([json, limits] {
+    if (limits->wanted()) {
+      limits->print(*json);
+    } else {
+      run_info(*json);
+    }
+  });
 }
 
 }  // namespace sparse_mla::command

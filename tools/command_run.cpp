@@ -16,6 +16,7 @@
 #include "tools/batch_input.h"
 #include "tools/commands.h"
 #include "tools/layer_session.h"
+#include "tools/limits_report.h"
 #include "tools/model_config.h"
 #include "tools/progress.h"
 #include "tools/table.h"
@@ -64,15 +65,8 @@ Batches read_batches(RunArguments& arguments) {
 Limits limits_of(const RunArguments& arguments, const Batches& batches) {
   const ModelConfig model = load_model_config(arguments.model);
   Limits limits;
-  limits.dims.num_heads = arguments.heads.value_or(model.num_attention_heads);
-  limits.dims.kv_lora_rank = model.kv_lora_rank;
-  limits.dims.qk_rope_head_dim = model.qk_rope_head_dim;
-  limits.dims.qk_nope_head_dim = model.qk_nope_head_dim;
-  limits.dims.v_head_dim = model.v_head_dim;
-  limits.dims.index_n_heads = model.index_n_heads;
-  limits.dims.index_head_dim = model.index_head_dim;
+  limits.dims = model_dims(model, arguments.heads);
   limits.dims.index_topk = arguments.topk.value_or(model.index_topk);
-  limits.dims.softmax_scale = static_cast<float>(model.softmax_scale);
   limits.cache_format = parse_cache_format(arguments.cache);
   limits.block_size = arguments.block_size;
   limits.chunk_alignment = arguments.alignment;

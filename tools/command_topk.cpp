@@ -12,12 +12,14 @@
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
+#include <omp.h>
 
 #include "sparse_mla/random.h"
 #include "sparse_mla/select.h"
 #include "sparse_mla/workspace.h"
 
 #include "tools/commands.h"
+#include "tools/memory.h"
 #include "tools/progress.h"
 #include "tools/quote.h"
 #include "tools/table.h"
@@ -161,6 +163,11 @@ void run_topk(const TopkArguments& arguments) {
                                 std::to_string(kMaxScores) + " indices");
   }
   const std::vector<std::string> wanted = wanted_entries(arguments.algorithms);
+  // The scores, four copies of the indices and each thread's order of a row.
+  require_memory("--rows × --len × --k",
+                 4.0 * static_cast<double>(arguments.rows) * static_cast<double>(arguments.len) +
+                     16.0 * static_cast<double>(arguments.rows) * static_cast<double>(arguments.k) +
+                     8.0 * omp_get_max_threads() * static_cast<double>(arguments.len));
 
   std::vector<float> scores(static_cast<size_t>(arguments.rows * arguments.len));
 #pragma omp parallel for

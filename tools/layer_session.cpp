@@ -1,11 +1,13 @@
 #include "tools/layer_session.h"
 
 #include <algorithm>
+#include <cmath>
 #include <sstream>
 #include <utility>
 
 #include "tests/support/checked_tokens.h"
 #include "tests/support/reference.h"
+#include "tools/memory.h"
 
 namespace sparse_mla::command {
 
@@ -31,6 +33,25 @@ std::string CheckResult::fault() const {
   return fault;
 }
 
+namespace {
+
+// Bytes of a batch's tensors, to refuse what would not fit: caches by the page, and the tokens'.
+double memory_of(const std::vector<RequestLengths>& requests, const Limits& limits) {
+  const ModelDims& dims = limits.dims;
+  double rows = 0, tokens = 0;
+  for (const RequestLengths& request : requests) {
+    const double seq_len = 1.0 * request.query_len + request.context_len;
+    rows += std::ceil(seq_len / limits.block_size) * limits.block_size;
+    tokens += request.query_len;
+  }
+  const double row_bytes = 2.0 * dims.latent_dim() + dims.index_head_dim + 4;
+  const double token_bytes = 2.0 * dims.num_heads * (dims.qk_head_dim() + dims.v_head_dim) +
+                             4.0 * dims.index_topk + 1.0 * dims.index_n_heads * dims.index_head_dim;
+  return rows * row_bytes + tokens * token_bytes;
+}
+
+}  // namespace
+
 LayerSession::LayerSession(const Limits& limits, Dispatch dispatch, BatchOptions options,
                            support::SelectionKind selection, std::uint64_t seed)
     : capacity_(limits, std::move(dispatch)),
@@ -55,6 +76,7 @@ BatchResult LayerSession::run(const std::vector<RequestLengths>& requests) {
     problem.request_ids.push_back(next_request_id_++);
   }
   const BatchMetadata batch(capacity_, problem.query_lens, problem.context_lens, options_);
+  require_memory("batch", memory_of(requests, capacity_.limits()));
   data_.reset();  // frees the last batch's memory before this one's is taken
   data_.emplace(problem, weights_);
   path_ = batch.prefill_path();

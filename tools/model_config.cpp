@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <optional>
 #include <span>
-#include <sstream>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -308,13 +308,21 @@ ModelConfig load_model_config(const std::string& preset_or_path) {
     if (preset.name == preset_or_path) return preset;
   }
   std::ifstream file(preset_or_path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();  // sets a flag, unlike an iterator, where the path is a folder
-  if (!file || !text) {
+  // A published file has a few KiB; a device or a file of weights may never end.
+  constexpr size_t kMaxBytes = size_t{1} << 20;
+  std::string text(kMaxBytes + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(file.gcount()));
+  if (text.size() > kMaxBytes) {
+    throw std::invalid_argument("model: got " + quote(preset_or_path, 200) + " of more than " +
+                                std::to_string(kMaxBytes) + " bytes, expected a config.json");
+  }
+  // At the end of a file both flags are set; a folder opens, but cannot be read.
+  if (!file.eof() || file.bad() || std::filesystem::is_directory(preset_or_path)) {
     throw std::invalid_argument("model: got " + quote(preset_or_path, 200) +
                                 ", expected deepseek-v3.2, glm-5 or a readable config.json");
   }
-  return parse_model_config(text.str(), preset_or_path);
+  return parse_model_config(text, preset_or_path);
 }
 
 }  // namespace sparse_mla::command

@@ -18,7 +18,9 @@ constexpr int kBadCommandLine = 2;
 constexpr int kFailed = 1;
 
 int fail(int code, std::string text) {
-  std::replace(text.begin(), text.end(), '\n', ' ');
+  // One line, whatever the arguments hold: names of files and options come from outside.
+  std::replace_if(
+      text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
   std::cout.flush();
   std::cerr << "sparse-mla: " << text << '\n';
   return code;
@@ -46,15 +48,17 @@ int main(int argc, char** argv) {
     add_plan_command(app);
     add_run_command(app);
     add_topk_command(app);
+    bool helped = false;
     try {
       app.parse(argc, argv);
     } catch (const CLI::Success& help) {
-      return app.exit(help);
+      app.exit(help);
+      helped = true;
     } catch (const CLI::ParseError& error) {
       return fail(kBadCommandLine, error.what());
     }
     // Not by require_subcommand, whose error hides the word that was not understood.
-    if (app.get_subcommands().empty()) {
+    if (!helped && app.get_subcommands().empty()) {
       return fail(kBadCommandLine, "got no subcommand, expected " + subcommand_names(app) +
                                        " (sparse-mla --help tells more)");
     }

@@ -13,6 +13,7 @@ namespace {
 constexpr std::array<std::string_view, 4> kColumns = {"timestamp_ms", "context_len", "query_len",
                                                       "output_len"};
 constexpr size_t kMissing = std::numeric_limits<size_t>::max();
+constexpr size_t kMaxLineBytes = size_t{1} << 16;
 constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
 
 void split(std::string_view line, std::vector<std::string_view>& fields) {
@@ -104,9 +105,18 @@ std::optional<TraceRow> TraceReader::next() {
 }
 
 bool TraceReader::read_line(std::string_view& line) {
-  while (std::getline(input_, buffer_)) {
+  // Bounded, unlike std::getline: a device may never end a line.
+  buffer_.resize(kMaxLineBytes + 1);
+  while (input_.getline(buffer_.data(), static_cast<std::streamsize>(buffer_.size())) ||
+         input_.gcount() > 0) {
     ++line_;
-    line = buffer_;
+    if (input_.fail()) {
+      fail("row: got more than " + std::to_string(kMaxLineBytes) +
+           " bytes without a line end, expected a CSV file");
+    }
+    // The end of the line counts, where there is one.
+    const auto read = static_cast<size_t>(input_.gcount());
+    line = std::string_view(buffer_.data(), input_.eof() ? read : read - 1);
     if (line.ends_with('\r')) line.remove_suffix(1);
     if (!line.empty()) return true;
   }

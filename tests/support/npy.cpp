@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <stdexcept>
+#include <string_view>
 
 namespace sparse_mla::support {
 namespace {
@@ -20,13 +22,36 @@ std::int64_t bytes_of(const std::string& type, const std::vector<std::int64_t>& 
   return bytes;
 }
 
+/// The same for what a file claims, whose bytes cannot be more than `most`.
+std::int64_t claimed_bytes(const std::filesystem::path& path, const std::string& type,
+                           const std::vector<std::int64_t>& shape, std::int64_t most) {
+  static constexpr std::array<std::string_view, 6> kTypes{"<f4", "<f8", "<i4", "<i8", "<u2", "|u1"};
+  if (std::find(kTypes.begin(), kTypes.end(), type) == kTypes.end())
+    fail(path, "elements of an unknown type");
+  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
+  std::int64_t bytes = type.back() - '0';
+  for (const std::int64_t extent : shape) {
+    if (extent > most / bytes) fail(path, "ends too early");
+    bytes *= extent;
+  }
+  return bytes;
+}
+
 /// The text after `key` in the header's dictionary, up to `end`.
 std::string field(const std::filesystem::path& path, const std::string& header,
                   const std::string& key, char end) {
   const std::size_t at = header.find(key);
   if (at == std::string::npos) fail(path, "no " + key + " in its header");
   const std::size_t begin = at + key.size();
-  return header.substr(begin, header.find(end, begin) - begin);
+  const std::size_t stop = header.find(end, begin);
+  if (stop == std::string::npos) fail(path, "no end of " + key + " in its header");
+  return header.substr(begin, stop - begin);
+}
+
+std::string_view trimmed(std::string_view text) {
+  while (text.starts_with(' ')) text.remove_prefix(1);
+  while (text.ends_with(' ')) text.remove_suffix(1);
+  return text;
 }
 
 }  // namespace
@@ -69,19 +94,26 @@ NpyArray read_npy(const std::filesystem::path& path) {
                              256 * std::size_t{static_cast<unsigned char>(preamble[9])};
   std::string header(length, '\0');
   file.read(header.data(), static_cast<std::streamsize>(length));
+  if (!file) fail(path, "ends too early");
   NpyArray array;
   array.type = field(path, header, "'descr': '", '\'');
   if (field(path, header, "'fortran_order': ", ',') != "False") fail(path, "not in C order");
   std::string shape = field(path, header, "'shape': (", ')');
   for (std::size_t at = 0; at < shape.size();) {
     const std::size_t comma = std::min(shape.find(',', at), shape.size());
-    const std::string extent = shape.substr(at, comma - at);
-    if (extent.find_first_of("0123456789") != std::string::npos) {
-      array.shape.push_back(std::stoll(extent));
-    }
+    const std::string_view extent = trimmed(std::string_view(shape).substr(at, comma - at));
     at = comma + 1;
+    if (extent.empty()) continue;  // behind the last comma
+    std::int64_t value = 0;
+    const auto [end, error] = std::from_chars(extent.begin(), extent.end(), value);
+    if (error != std::errc() || end != extent.end() || value < 0)
+      fail(path, "a shape that is no list of integers");
+    array.shape.push_back(value);
   }
-  array.bytes.resize(static_cast<std::size_t>(bytes_of(array.type, array.shape)));
+  const auto data = static_cast<std::int64_t>(kPreamble + length);
+  const std::int64_t most =
+      std::max<std::int64_t>(static_cast<std::int64_t>(std::filesystem::file_size(path)) - data, 0);
+  array.bytes.resize(static_cast<std::size_t>(claimed_bytes(path, array.type, array.shape, most)));
   file.read(reinterpret_cast<char*>(array.bytes.data()),
             static_cast<std::streamsize>(array.bytes.size()));
   if (!file) fail(path, "ends too early");
