@@ -741,7 +741,7 @@ TEST_P(ShardedDecode, AgreesWithTheReference) {
     for (const std::int32_t pick : support::reference_topk(scores[at], kTopk))
       rows.push_back(context.whole.row(token, pick));
     const support::LatentAttention expected =
-        support::reference_mqa(query, kLora, kRope, double{scale}, rows);
+        support::reference_mqa(query, {CacheFormat::bf16, kLora, kRope}, double{scale}, rows);
     for (int head = 0; head < kHeads; ++head)
       measure.add(
           std::span<const float>(merged.out[0]).subspan((at * kHeads + head) * kLora, kLora),

@@ -143,9 +143,12 @@ std::ostream& operator<<(std::ostream& stream, const LayerProblem& problem) {
          << d.index_head_dim << " topk " << d.index_topk;
   print_lens(stream, "query", problem.query_lens);
   print_lens(stream, "context", problem.context_lens);
-  return stream << " block " << problem.block_size << " cache " << name_of(problem.cache_format)
-                << (problem.power_of_two_scales ? " (power-of-two scales)" : "") << " seed "
-                << problem.seed << ' ' << to_string(problem.selection)
+  stream << " block " << problem.block_size;
+  if (problem.cache_format != CacheFormat::bf16) {
+    stream << " cache " << name_of(problem.cache_format)
+           << (problem.power_of_two_scales ? " (power-of-two scales)" : "");
+  }
+  return stream << " seed " << problem.seed << ' ' << to_string(problem.selection)
                 << (problem.strided ? " strided" : "");
 }
 
