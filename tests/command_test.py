@@ -164,15 +164,15 @@ class General(Command):
             self.assert_refused("topk", "--rows", word, "--len", "1", says="--rows")
             self.assert_refused("info", "--limits", "--max-tokens", word, says="--max-tokens")
         for word in ("nan", "inf", "-1", "99999999999999999999"):
-            self.assert_refused("run", "--spec", "q1", "--mask-budget", word, says="--mask-budget")
-            self.assert_refused("info", "--limits", "--score-budget", word, says="--score-budget")
+            self.assert_refused("run", "--spec", "q1", "--mask-budget", word, says="budget")
+            self.assert_refused("info", "--limits", "--score-budget", word, says="budget")
         self.assert_refused("info", "--limits", "--score-budget", "3", says="score_budget_bytes")
         self.assert_refused("info", "--limits", "--score-budget", str(2**63 - 1), says="2^56")
 
     def test_what_memory_cannot_hold_is_refused(self):
         self.assert_refused("run", "--spec", "q1s2147483647", "--heads", "1", says="GiB")
         self.assert_refused("topk", "--rows", "4194304", "--len", "2048", "--k", "2048", says="GiB")
-        self.assert_refused("run", "--spec", "q1s5", "--block", "2147483647", says="GiB")
+        self.assert_refused("run", "--spec", "q1s5", "--block", "2147483647", says="memory")
 
     def test_limits_say_where_bytes_go(self):
         info = self.run_json("info", "--limits", "--cache-tokens", "975424", "--layers", "61")
