@@ -164,15 +164,20 @@ class General(Command):
             self.assert_refused("topk", "--rows", word, "--len", "1", says="--rows")
             self.assert_refused("info", "--limits", "--max-tokens", word, says="--max-tokens")
         for word in ("nan", "inf", "-1", "99999999999999999999"):
-            self.assert_refused("run", "--spec", "q1", "--mask-budget", word, says="--mask-budget")
-            self.assert_refused("info", "--limits", "--score-budget", word, says="--score-budget")
+            self.assert_refused("run", "--spec", "q1", "--mask-budget", word, says="budget")
+            self.assert_refused("info", "--limits", "--score-budget", word, says="budget")
+        for word in ("-1", "18446744073709551616", "nan", "1.5", " 1"):
+            self.assert_refused("run", "--spec", "q1", "--seed", word, says="--seed")
+            self.assert_refused("topk", "--rows", "1", "--len", "1", "--seed", word, says="--seed")
+        self.assert_refused("run", "--trace", SAMPLE, "--batch-tokens", "8", "--max-batches",
+                            "9223372036854775808", says="--max-batches")
         self.assert_refused("info", "--limits", "--score-budget", "3", says="score_budget_bytes")
         self.assert_refused("info", "--limits", "--score-budget", str(2**63 - 1), says="2^56")
 
     def test_what_memory_cannot_hold_is_refused(self):
         self.assert_refused("run", "--spec", "q1s2147483647", "--heads", "1", says="GiB")
         self.assert_refused("topk", "--rows", "4194304", "--len", "2048", "--k", "2048", says="GiB")
-        self.assert_refused("run", "--spec", "q1s5", "--block", "2147483647", says="GiB")
+        self.assert_refused("run", "--spec", "q1s5", "--block", "2147483647", says="memory")
 
     def test_limits_say_where_bytes_go(self):
         info = self.run_json("info", "--limits", "--cache-tokens", "975424", "--layers", "61")
@@ -181,6 +186,9 @@ class General(Command):
         self.assertEqual(cache["index_bytes_per_token_and_layer"], 132)
         self.assertEqual(cache["latent_bytes"], 61 * 975424 * 1152)
         self.assertEqual(cache["index_bytes"], 61 * 975424 * 132)
+        for name, size in (("fp8_ds_mla", 656), ("fp8", 576)):
+            cache = self.run_json("info", "--limits", "--cache", name)["cache"]
+            self.assertEqual(cache["latent_bytes_per_token_and_layer"], size)
         groups = {}
         for buffer in info["workspace_buffers"]:
             group = buffer["name"].split(".")[0]

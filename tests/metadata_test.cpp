@@ -393,14 +393,21 @@ TEST(CapacityTest, ReservedBytesCoverTheLargestSteps) {
       l.score_budget_bytes = score_budget;
       const Capacity capacity(l);
       const auto& select = capacity.operations().select_from_indexer;
+      int chunked = 0;
       for (const std::int32_t query_len : {1, 2, 3, 255, 1000, 4095, 4097, 8191, 8192}) {
         for (const std::int32_t seq_len :
              {8192, 8193, 65535, 65537, 131071, 200003, 262143, 262144}) {
           SCOPED_TRACE("block " + std::to_string(block_size) + ", " + std::to_string(query_len) +
                        " of " + std::to_string(seq_len));
           const auto requests = std::min(8192 / query_len, 8);
+          BatchOptions options;  // masked wherever the masks fit: it needs the most
+          options.path =
+              4 * std::int64_t{requests} * query_len * ((seq_len + 31) / 32) <= l.mask_budget_bytes
+                  ? AttentionPath::masked
+                  : AttentionPath::automatic;
           const BatchMetadata batch(capacity, Lens(requests, query_len),
-                                    Lens(requests, seq_len - query_len));
+                                    Lens(requests, seq_len - query_len), options);
+          chunked += !batch.plan().chunks.empty();
           // The selection's need for exactly this step.
           SelectFromIndexerProblem step = select.problem;
           step.max_scores = batch.score_plan().max_scores;
@@ -425,6 +432,7 @@ TEST(CapacityTest, ReservedBytesCoverTheLargestSteps) {
                     bytes_of(capacity, "chunked.mask_words"));
         }
       }
+      EXPECT_GE(chunked, 20);
     }
   }
 }

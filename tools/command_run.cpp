@@ -20,6 +20,7 @@
 #include "tools/model_config.h"
 #include "tools/progress.h"
 #include "tools/table.h"
+#include "tools/whole_number.h"
 
 namespace sparse_mla::command {
 namespace {
@@ -304,6 +305,7 @@ void add_run_command(CLI::App& app) {
   a->input.add_options(*command);
   const CLI::Range positive(1, std::numeric_limits<std::int32_t>::max());
   command->add_option("--max-batches", a->max_batches, "Only the first batches of the trace")
+      ->check(whole_number<std::int64_t>())
       ->check(CLI::Range(std::int64_t{1}, std::numeric_limits<std::int64_t>::max()));
   command
       ->add_option("--model", a->model,
@@ -351,7 +353,9 @@ void add_run_command(CLI::App& app) {
   command->add_option(
       "--dump", a->dump,
       "Write the checked tokens' inputs and outputs as .npy files into this folder");
-  command->add_option("--seed", a->seed, "Of the data")->capture_default_str();
+  command->add_option("--seed", a->seed, "Of the data")
+      ->check(whole_number<std::uint64_t>())
+      ->capture_default_str();
   command->add_flag("--json", a->json, "Print JSON");
   command->callback([a] { run(*a); });
 }

@@ -23,6 +23,7 @@
 #include "tools/progress.h"
 #include "tools/quote.h"
 #include "tools/table.h"
+#include "tools/whole_number.h"
 
 namespace sparse_mla::command {
 namespace {
@@ -263,7 +264,9 @@ void add_topk_command(CLI::App& app) {
       ->capture_default_str();
   command->add_option("--algorithms", arguments->algorithms, "all, or names joined by ','")
       ->capture_default_str();
-  command->add_option("--seed", arguments->seed, "Of the random scores")->capture_default_str();
+  command->add_option("--seed", arguments->seed, "Of the random scores")
+      ->check(whole_number<uint64_t>())
+      ->capture_default_str();
   command->add_flag("--json", arguments->json, "Print JSON");
   command->callback([arguments] { run_topk(*arguments); });
 }

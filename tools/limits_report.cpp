@@ -70,6 +70,9 @@ void LimitsReport::add_options(CLI::App& command) {
   add("--block", limits_.block_size, "Rows of a cache page")
       ->check(positive)
       ->capture_default_str();
+  add("--cache", cache_, "Format of the latent cache: bf16, fp8_ds_mla or fp8")
+      ->check(CLI::IsMember({"bf16", "fp8_ds_mla", "fp8"}))
+      ->capture_default_str();
   add("--workspace", limits_.workspace_rows, "Cap of the context workspace, rows")->check(positive);
   add("--score-budget", limits_.score_budget_bytes, "Indexer scores of one piece, bytes")
       ->check(bytes)
@@ -92,6 +95,7 @@ void LimitsReport::add_options(CLI::App& command) {
 Limits LimitsReport::limits() const {
   Limits limits = limits_;
   limits.dims = model_dims(load_model_config(model_), heads_);
+  limits.cache_format = parse_cache_format(cache_);
   return limits;
 }
 

@@ -36,6 +36,7 @@ class LimitsReport {
   bool wanted_ = false;
   std::string model_ = "deepseek-v3.2";
   std::optional<int> heads_;
+  std::string cache_ = "bf16";
   Limits limits_;  // the library's defaults, as far as no option says otherwise
   std::int64_t cache_tokens_ = 1;
   std::int64_t layers_ = 1;
