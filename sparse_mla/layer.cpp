@@ -143,7 +143,7 @@ class LayerRun {
         ops_(capacity.operations()),
         dims_(capacity.limits().dims),
         batch_(batch),
-        arena_(batch.arena().data()),
+        arena_(options.arena == nullptr ? batch.arena().data() : options.arena),
         t_(tensors),
         w_(workspace),
         stream_(stream),
@@ -283,7 +283,10 @@ class LayerRun {
     if (masked) build_masks(suffix, suffix_masks);
     attend(masked ? ops_.attend_masked : ops_.attend_causal, suffix, suffix_masks, tokens,
            suffix_partial, 0);
-    stage(Stage::merge, [&] { init_context_partial(plan, running); });
+    InitPartialCall init;
+    init.ranges = batch_.sections().init_ranges.at(arena_);
+    init.running = running;
+    stage(Stage::merge, [&] { ops_.init_partial.run(init, w_.chunked_scratch, stream_); });
     for (const ContextChunk& chunk : plan.chunks) {
       const auto members = context.subspan(chunk.member_begin, chunk.num_members());
       std::span<const MaskMember> masks;
@@ -415,10 +418,12 @@ std::string to_string(Stage stage) {
 
 void run_layer(const Capacity& capacity, const BatchMetadata& metadata, const LayerTensors& tensors,
                std::span<std::byte> workspace, Stream stream, const RunOptions& options) {
-  check(capacity.limits(), metadata, tensors);
-  if (metadata.num_tokens() > 0) check_memory(capacity.limits(), tensors);
-  const LayerWorkspace carved = capacity.carve(workspace);
+  require(metadata.capacity_id() == capacity.id(), "metadata", "a batch of another capacity",
+          "one planned with this capacity");
   if (metadata.num_tokens() == 0) return;
+  check(capacity.limits(), metadata, tensors);
+  check_memory(capacity.limits(), tensors);
+  const LayerWorkspace carved = capacity.carve(workspace);
   LayerRun(capacity, metadata, tensors, carved, stream, options).run();
 }
 
