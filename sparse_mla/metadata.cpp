@@ -308,7 +308,8 @@ void BatchMetadata::build_arena(const Limits& limits, std::span<const std::int32
       whole += query_len;
     }
     std::fill_n(request_of_token + token, query_len, i);
-    std::iota(keys_of_token + token, keys_of_token + token + query_len, context_len + 1);
+    // Not std::iota, which counts one past the last: that may be 2^31.
+    for (std::int32_t j = 0; j < query_len; ++j) keys_of_token[token + j] = context_len + 1 + j;
     token += query_len;
   }
 }
