@@ -74,6 +74,11 @@ const Operation<AttendProblem, AttendCall>& attend_operation() {
   return operation;
 }
 
+const Operation<InitPartialProblem, InitPartialCall>& init_partial_operation() {
+  static const Operation operation("init_partial", cpu::init_partial_entries());
+  return operation;
+}
+
 const Operation<MergeProblem, MergeCall>& merge_operation() {
   static const Operation operation("merge", cpu::merge_entries());
   return operation;

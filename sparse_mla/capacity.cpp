@@ -1,6 +1,7 @@
 #include "sparse_mla/capacity.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include "sparse_mla/error.h"
 #include "sparse_mla/hadamard.h"
@@ -50,6 +51,7 @@ struct LayerProblems {
   UpProjectProblem up_project;
   BuildMasksProblem build_masks;
   AttendProblem attend_dense, attend_causal, attend_masked;
+  InitPartialProblem init_partial;
   MergeProblem merge;
 };
 
@@ -91,6 +93,7 @@ LayerProblems problems_of(const Limits& limits, const Dispatch& dispatch,
   p.attend_causal = p.attend_masked = p.attend_dense;
   p.attend_causal.mode = AttendMode::causal;
   p.attend_masked.mode = AttendMode::masked;
+  p.init_partial = {dims.num_heads, dims.v_head_dim, limits.max_num_tokens};
   p.merge = {dims.num_heads, dims.v_head_dim, limits.max_num_tokens, limits.output};
   return p;
 }
@@ -108,6 +111,7 @@ LayerOperations choose_operations(const LayerProblems& p, const Dispatch& dispat
           {attend_operation(), p.attend_dense, dispatch},
           {attend_operation(), p.attend_causal, dispatch},
           {attend_operation(), p.attend_masked, dispatch},
+          {init_partial_operation(), p.init_partial, dispatch},
           {merge_operation(), p.merge, dispatch}};
 }
 
@@ -136,6 +140,7 @@ std::vector<OperationReport> explain_problems(const LayerProblems& p, const Disp
           gather_operation().explain(p.gather, dispatch),
           up_project_operation().explain(p.up_project, dispatch),
           attend_operation().explain(p.attend_masked, dispatch),
+          init_partial_operation().explain(p.init_partial, dispatch),
           merge_operation().explain(p.merge, dispatch)};
 }
 
@@ -151,6 +156,27 @@ std::int32_t rows_of(const Limits& limits) {
 
 std::int32_t alignment_of(const Limits& limits) {
   return limits.chunk_alignment == 0 ? limits.block_size : limits.chunk_alignment;
+}
+
+/// `dispatch` with a backend: CUDA if the whole layer can run there, else the CPU, whose objections
+/// are the ones worth reading.
+Dispatch on_one_backend(const Limits& limits, Dispatch dispatch) {
+  if (dispatch.backend) return dispatch;
+  const std::int32_t rows = rows_of(limits);
+  dispatch.backend = Backend::cuda;
+  const auto problems =
+      problems_of(limits, dispatch, rows, fitting_heads(limits, rows), fitting_tokens(limits));
+  try {
+    choose_operations(problems, dispatch);
+  } catch (const std::invalid_argument&) {
+    dispatch.backend = Backend::cpu;
+  }
+  return dispatch;
+}
+
+std::uint64_t next_id() {
+  static std::atomic<std::uint64_t> count{0};
+  return ++count;
 }
 
 }  // namespace
@@ -184,7 +210,8 @@ void validate(const Limits& limits) {
 
 Capacity::Capacity(const Limits& limits, Dispatch dispatch)
     : limits_(validated(limits)),
-      dispatch_(std::move(dispatch)),
+      dispatch_(on_one_backend(limits_, std::move(dispatch))),
+      id_(next_id()),
       workspace_rows_(rows_of(limits_)),
       chunk_alignment_(alignment_of(limits_)),
       head_group_(fitting_heads(limits_, workspace_rows_)),

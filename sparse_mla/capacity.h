@@ -39,7 +39,7 @@ struct Choice {
   }
 };
 
-/// One choice per operation of the layer.
+/// One choice per operation of the layer, all of one backend.
 struct LayerOperations {
   Choice<WriteCacheProblem, WriteCacheCall> write_cache;
   Choice<SelectFromIndexerProblem, SelectFromIndexerCall> select_from_indexer;
@@ -53,6 +53,7 @@ struct LayerOperations {
   Choice<AttendProblem, AttendCall> attend_dense;
   Choice<AttendProblem, AttendCall> attend_causal;
   Choice<AttendProblem, AttendCall> attend_masked;
+  Choice<InitPartialProblem, InitPartialCall> init_partial;
   Choice<MergeProblem, MergeCall> merge;
 };
 
@@ -82,13 +83,17 @@ struct LayerWorkspace {
 /// Immutable after construction; safe to use from several threads, each with its own workspace.
 class Capacity {
  public:
-  /// Throws std::invalid_argument for limits out of range and for forces that cannot be met.
+  /// All operations run on one backend: the one that `dispatch` names, else CUDA where every
+  /// operation has a usable CUDA entry, else the CPU. Throws std::invalid_argument for limits out
+  /// of range and for forces that cannot be met.
   explicit Capacity(const Limits& limits, Dispatch dispatch = Dispatch::from_environment());
 
   const Limits& limits() const { return limits_; }
   const Dispatch& dispatch() const { return dispatch_; }
   const LayerOperations& operations() const { return operations_; }
-  Backend backend() const { return operations_.attend_masked.entry->backend; }
+  Backend backend() const { return *dispatch_.backend; }
+  /// Differs between capacities made apart; copies share it.
+  std::uint64_t id() const { return id_; }
 
   std::int32_t workspace_rows() const { return workspace_rows_; }  ///< of context, per chunk
   std::int32_t chunk_alignment() const { return chunk_alignment_; }
@@ -112,7 +117,8 @@ class Capacity {
                     std::vector<WorkspaceBuffer>* buffers) const;
 
   Limits limits_;
-  Dispatch dispatch_;
+  Dispatch dispatch_;  ///< names a backend
+  std::uint64_t id_ = 0;
   std::int32_t workspace_rows_ = 0;
   std::int32_t chunk_alignment_ = 0;
   std::int32_t head_group_ = 0;

@@ -51,7 +51,7 @@ std::vector<OperationNames> known_operations() {
           names_of(sparse_mqa_operation()),     names_of(project_value_operation()),
           names_of(build_masks_operation()),    names_of(gather_operation()),
           names_of(up_project_operation()),     names_of(attend_operation()),
-          names_of(merge_operation())};
+          names_of(init_partial_operation()),   names_of(merge_operation())};
 }
 
 Dispatch& Dispatch::force(std::string_view text) {

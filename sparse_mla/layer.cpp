@@ -31,6 +31,11 @@ void require_shape(const char* name, const View& view,
   if (nonempty && view.data_handle() == nullptr) throw_invalid(name, "null", text + "] elements");
 }
 
+/// False for a layer that uses the picks of another one and has no indexer of its own.
+bool with_index(const BatchMetadata& batch, const LayerTensors& t) {
+  return batch.options().select || t.index_k.data_handle() != nullptr;
+}
+
 /// A list that kernels read by pointer.
 template <class T>
 void require_dense(const char* name, const View1<T>& view, std::int64_t expected) {
@@ -45,8 +50,7 @@ void check(const Limits& limits, const BatchMetadata& batch, const LayerTensors&
   require_shape("q", t.q, {tokens, dims.num_heads, dims.qk_head_dim()});
   require_shape("latent", t.latent, {tokens, dims.latent_dim()});
   require_shape("slot_mapping", t.slot_mapping, {tokens});
-  const bool index = batch.options().select || t.index_k.data_handle() != nullptr;
-  if (index) {
+  if (with_index(batch, t)) {
     require_shape("index_k", t.index_k, {tokens, dims.index_head_dim});
     require_shape("index_k_scale", t.index_k_scale, {tokens});
     require(t.index_cache.block_size == limits.block_size, "index_cache.block_size",
@@ -94,7 +98,7 @@ void require_rows(const char* name, const View& view) {
 }
 
 /// What the operations ask of the tensors' memory, all of it before the first of them writes.
-void check_memory(const Limits& limits, const LayerTensors& t) {
+void check_memory(const Limits& limits, const BatchMetadata& batch, const LayerTensors& t) {
   require_rows("q", t.q);
   require_rows("latent", t.latent);
   require_rows("index_q", t.index_q);
@@ -110,7 +114,7 @@ void check_memory(const Limits& limits, const LayerTensors& t) {
   require(latent.num_blocks <= most, "latent_cache.num_blocks", latent.num_blocks,
           "0 … " + std::to_string(most) + ": slots are 32-bit");
   const IndexKeyCache& index = t.index_cache;
-  if (index.data == nullptr && index.num_blocks == 0) return;
+  if (!with_index(batch, t) || (index.data == nullptr && index.num_blocks == 0)) return;
   require(index.num_blocks >= 0 && index.data != nullptr, "index_cache.data",
           index.data == nullptr ? "null" : std::to_string(index.num_blocks) + " pages", "pages");
   require(index.head_dim == limits.dims.index_head_dim, "index_cache.head_dim", index.head_dim,
@@ -143,7 +147,7 @@ class LayerRun {
         ops_(capacity.operations()),
         dims_(capacity.limits().dims),
         batch_(batch),
-        arena_(batch.arena().data()),
+        arena_(options.arena == nullptr ? batch.arena().data() : options.arena),
         t_(tensors),
         w_(workspace),
         stream_(stream),
@@ -283,7 +287,10 @@ class LayerRun {
     if (masked) build_masks(suffix, suffix_masks);
     attend(masked ? ops_.attend_masked : ops_.attend_causal, suffix, suffix_masks, tokens,
            suffix_partial, 0);
-    stage(Stage::merge, [&] { init_context_partial(plan, running); });
+    InitPartialCall init;
+    init.ranges = batch_.sections().init_ranges.at(arena_);
+    init.running = running;
+    stage(Stage::merge, [&] { ops_.init_partial.run(init, w_.chunked_scratch, stream_); });
     for (const ContextChunk& chunk : plan.chunks) {
       const auto members = context.subspan(chunk.member_begin, chunk.num_members());
       std::span<const MaskMember> masks;
@@ -415,10 +422,12 @@ std::string to_string(Stage stage) {
 
 void run_layer(const Capacity& capacity, const BatchMetadata& metadata, const LayerTensors& tensors,
                std::span<std::byte> workspace, Stream stream, const RunOptions& options) {
-  check(capacity.limits(), metadata, tensors);
-  if (metadata.num_tokens() > 0) check_memory(capacity.limits(), tensors);
-  const LayerWorkspace carved = capacity.carve(workspace);
+  require(metadata.capacity_id() == capacity.id(), "metadata", "a batch of another capacity",
+          "one planned with this capacity");
   if (metadata.num_tokens() == 0) return;
+  check(capacity.limits(), metadata, tensors);
+  check_memory(capacity.limits(), metadata, tensors);
+  const LayerWorkspace carved = capacity.carve(workspace);
   LayerRun(capacity, metadata, tensors, carved, stream, options).run();
 }
 

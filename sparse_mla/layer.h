@@ -70,13 +70,17 @@ struct RunOptions {
   /// stage's work is done by then.
   std::function<void(Stage stage, bool begin)> on_stage;
   bool power_of_two_scales = false;  ///< see WriteCacheCall
+  /// The batch's arena where the backend's kernels can read it: a copy of metadata.arena() on the
+  /// device. null: metadata.arena() itself, for the CPU.
+  const std::byte* arena = nullptr;
 };
 
 /// Runs the layer: launches only, no allocation, no synchronisation, no default-stream work (the
 /// CPU backend works on the calling thread and OpenMP's and is done on return). `metadata` must
-/// have been built with `capacity`. Rows are contiguous (last stride 1), except those of lse,
-/// index_weights and block_tables; other strides are free. Throws std::invalid_argument naming the
-/// first tensor whose shape or memory is wrong, before anything is written.
+/// have been built with `capacity`; a batch without tokens returns at once. Rows are contiguous
+/// (last stride 1), except those of lse, index_weights and block_tables; other strides are free.
+/// Throws std::invalid_argument naming the first tensor whose shape or memory is wrong, before
+/// anything is written.
 void run_layer(const Capacity& capacity, const BatchMetadata& metadata, const LayerTensors& tensors,
                std::span<std::byte> workspace, Stream stream = nullptr,
                const RunOptions& options = {});

@@ -111,7 +111,7 @@ BatchMetadata::BatchMetadata(const Capacity& capacity, std::span<const std::int3
                              std::span<const std::int32_t> context_lens,
                              const BatchOptions& options,
                              std::span<const std::int32_t> index_key_lens)
-    : options_(options) {
+    : options_(options), capacity_id_(capacity.id()) {
   require(options.path != AttentionPath::none, "path", "none", "auto, dense, masked or sparse");
   require(!options.counted_picks || !options.select, "counted_picks", "true with select",
           "false: counts belong to picks that are handed in");
@@ -197,7 +197,7 @@ void BatchMetadata::choose_path(const Capacity& capacity, std::span<const ChunkM
     const std::string most =
         "at most the workspace's " + std::to_string(capacity.workspace_rows()) + " rows";
     if (!automatic) throw_invalid("schedule", got, most);
-    return take_sparse(got + ", the chunked paths need " + most);
+    return fall_back_to_sparse(got + ", the chunked paths need " + most);
   }
   if (options_.path == AttentionPath::dense || (automatic && dense_is_exact)) {
     path_ = AttentionPath::dense;
@@ -226,8 +226,7 @@ void BatchMetadata::choose_path(const Capacity& capacity, std::span<const ChunkM
                                std::to_string(masks.per_chunk_bytes) +
                                " bytes, the mask budget is " + std::to_string(masks.budget_bytes);
     if (!automatic) throw_invalid("path", "masked, but " + reason, "masks that fit the budget");
-    log(LogLevel::info, "prefill takes the sparse path: " + reason);
-    return take_sparse(reason);
+    return fall_back_to_sparse(reason);
   }
   why_path_ = "forced";
   if (automatic) {
@@ -253,6 +252,11 @@ void BatchMetadata::take_sparse(std::string why) {
   plan_ = {};
 }
 
+void BatchMetadata::fall_back_to_sparse(const std::string& why) {
+  log(LogLevel::info, "prefill takes the sparse path: " + why);
+  take_sparse(why);
+}
+
 void BatchMetadata::build_arena(const Limits& limits, std::span<const std::int32_t> query_lens,
                                 std::span<const std::int32_t> context_lens,
                                 std::span<const ChunkMember> suffix, const TokenCounts& counts) {
@@ -260,6 +264,7 @@ void BatchMetadata::build_arena(const Limits& limits, std::span<const std::int32
   ArenaBuilder builder;
   sections_.suffix = builder.reserve<ChunkMember>(suffix.size());
   sections_.chunk_members = builder.reserve<ChunkMember>(members.size());
+  sections_.init_ranges = builder.reserve<TokenRange>(plan_.init_token_ranges.size());
   sections_.suffix_masks = builder.reserve<MaskMember>(suffix_masks_.members.size());
   sections_.chunk_masks =
       builder.reserve<MaskMember>(chunk_masks_.empty() ? std::size_t{0} : members.size());
@@ -274,6 +279,7 @@ void BatchMetadata::build_arena(const Limits& limits, std::span<const std::int32
 
   store<ChunkMember>(arena_.get(), sections_.suffix, suffix);
   store<ChunkMember>(arena_.get(), sections_.chunk_members, members);
+  store<TokenRange>(arena_.get(), sections_.init_ranges, plan_.init_token_ranges);
   store<MaskMember>(arena_.get(), sections_.suffix_masks, suffix_masks_.members);
   for (std::size_t c = 0; c < chunk_masks_.size(); ++c) {
     ArenaSection<MaskMember> part = sections_.chunk_masks;
@@ -302,7 +308,8 @@ void BatchMetadata::build_arena(const Limits& limits, std::span<const std::int32
       whole += query_len;
     }
     std::fill_n(request_of_token + token, query_len, i);
-    std::iota(keys_of_token + token, keys_of_token + token + query_len, context_len + 1);
+    // Not std::iota, which counts one past the last: that may be 2^31.
+    for (std::int32_t j = 0; j < query_len; ++j) keys_of_token[token + j] = context_len + 1 + j;
     token += query_len;
   }
 }

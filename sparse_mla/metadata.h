@@ -58,6 +58,7 @@ struct ArenaSection {
 struct BatchSections {
   ArenaSection<ChunkMember> suffix;         ///< [prefill requests]
   ArenaSection<ChunkMember> chunk_members;  ///< [members of all chunks]
+  ArenaSection<TokenRange> init_ranges;     ///< running rows that start out empty
   ArenaSection<MaskMember> suffix_masks;    ///< [prefill requests]; scope global: serves all chunks
   ArenaSection<MaskMember> chunk_masks;     ///< scope per_chunk: [members of all chunks]
   ArenaSection<ScoreMember> score_members;  ///< of all pieces
@@ -97,6 +98,9 @@ class BatchMetadata {
   AttentionPath prefill_path() const { return path_; }
   const std::string& why_path() const { return why_path_; }  ///< one line for people
   const BatchOptions& options() const { return options_; }
+  std::uint64_t capacity_id() const {
+    return capacity_id_;
+  }  ///< of the Capacity it was planned with
 
   /// Context of the prefill requests; empty on the sparse path. Its requests are numbered as in
   /// sections().suffix, its tokens in packed order.
@@ -114,6 +118,7 @@ class BatchMetadata {
  private:
   void choose_path(const Capacity& capacity, std::span<const ChunkMember> suffix);
   void take_sparse(std::string why);
+  void fall_back_to_sparse(const std::string& why);
   struct TokenCounts {
     std::int32_t decode = 0, prefill = 0;
     std::int32_t whole = 0;  ///< whose picks are all their keys
@@ -126,6 +131,7 @@ class BatchMetadata {
   std::int32_t num_tokens_ = 0;
   std::int32_t max_blocks_ = 0;
   BatchOptions options_;
+  std::uint64_t capacity_id_ = 0;
   AttentionPath path_ = AttentionPath::none;
   std::string why_path_;
   ContextPlan plan_;

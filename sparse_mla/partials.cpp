@@ -1,14 +1,11 @@
 #include "sparse_mla/partials.h"
 
-#include <limits>
 #include <string>
 
 #include "sparse_mla/error.h"
 
 namespace sparse_mla {
 namespace {
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 std::string shape(std::int64_t rows, std::int64_t heads, std::int64_t width) {
   return "[" + std::to_string(rows) + ", " + std::to_string(heads) + ", " + std::to_string(width) +
@@ -63,12 +60,11 @@ void init_context_partial(const ContextPlan& plan, const Partial& running) {
   check_partial("running", running);
   require(running.out.extent(0) >= plan.running_rows, "running", running.out.extent(0),
           "at least " + std::to_string(plan.running_rows) + " rows");
-  for (const TokenRange& range : plan.init_token_ranges)
-    for (std::int64_t row = range.begin; row < range.end; ++row)
-      for (std::int64_t head = 0; head < running.out.extent(1); ++head) {
-        running.lse(head, row) = -kInfinity;
-        for (std::int64_t i = 0; i < running.out.extent(2); ++i) running.out(row, head, i) = 0.0f;
-      }
+  Dispatch dispatch;
+  dispatch.backend = Backend::cpu;  // the plan lies on the host, and so does this partial
+  init_partial_operation().run({static_cast<int>(running.out.extent(1)),
+                                static_cast<int>(running.out.extent(2)), running.out.extent(0)},
+                               {plan.init_token_ranges, running}, {}, dispatch, nullptr);
 }
 
 Partial accumulate_context_chunk(const ContextPlan& plan, std::size_t chunk_index,

@@ -65,8 +65,20 @@ void merge_partials(const ConstPartial& a, const ConstPartial& b, const Partial&
                     const Dispatch& dispatch = Dispatch::from_environment(),
                     Stream stream = nullptr);
 
+/// Operation `init_partial`: rows of a running partial that start out empty (out 0, lse −inf).
+struct InitPartialProblem {
+  int num_heads = 0;
+  int v_head_dim = 0;
+  std::int64_t max_rows = 0;
+};
+struct InitPartialCall {
+  std::span<const TokenRange> ranges;  ///< rows of `running`
+  Partial running;
+};
+const Operation<InitPartialProblem, InitPartialCall>& init_partial_operation();
+
 /// Sets out 0, lse −inf in `plan.init_token_ranges` of the running partial; the other rows are
-/// written by the chunks. Operation-free: it is called once per batch.
+/// written by the chunks.
 void init_context_partial(const ContextPlan& plan, const Partial& running);
 
 /// Adds one chunk's partial, whose row 0 is token `chunk.token_begin`, to the running partial: the

@@ -309,7 +309,8 @@ TEST_P(Fp8Output, IsWithinHalfAStepOfTheReference) {
     }
   }
 }
-INSTANTIATE_TEST_SUITE_P(Paths, Fp8Output, ::testing::ValuesIn(kPaths));
+INSTANTIATE_TEST_SUITE_P(Paths, Fp8Output, ::testing::ValuesIn(kPaths),
+                         [](const auto& path) { return to_string(path.param); });
 
 // Not quantise(bf16(merge)): rounding twice would change some elements.
 TEST(Fp8Merge, QuantisesTheFp32Result) {
@@ -588,6 +589,8 @@ TEST(SharedPicks, AreThoseOfTheLastFullLayer) {
         t.index_k = {};
         t.index_k_scale = {};
         t.index_cache = {};
+        t.index_cache.head_dim = 7;  // not looked at
+        t.index_cache.num_blocks = 1;
       });
       if (full) {
         EXPECT_NE(buffer, before);

@@ -29,6 +29,7 @@ std::vector<Entry<GatherProblem, GatherCall>> gather_entries();
 std::vector<Entry<UpProjectProblem, UpProjectCall>> up_project_entries();
 std::vector<Entry<BuildMasksProblem, BuildMasksCall>> build_masks_entries();
 std::vector<Entry<AttendProblem, AttendCall>> attend_entries();
+std::vector<Entry<InitPartialProblem, InitPartialCall>> init_partial_entries();
 std::vector<Entry<MergeProblem, MergeCall>> merge_entries();
 
 }  // namespace sparse_mla::cpu
