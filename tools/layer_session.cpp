@@ -50,6 +50,15 @@ double memory_of(const std::vector<RequestLengths>& requests, const Limits& limi
   return rows * row_bytes + tokens * token_bytes;
 }
 
+/// A workspace is reserved whole and touched in part: for the worst step that limits admit, of
+/// which one batch uses a little. Many times the machine's memory is a typing error all the same.
+std::size_t reservable_bytes(const Capacity& capacity) {
+  const auto bytes = static_cast<double>(capacity.workspace_bytes());
+  if (bytes > 16 * static_cast<double>(available_memory_bytes()))
+    require_memory("workspace", bytes);
+  return capacity.workspace_bytes();
+}
+
 }  // namespace
 
 LayerSession::LayerSession(const Limits& limits, Dispatch dispatch, BatchOptions options,
@@ -59,7 +68,7 @@ LayerSession::LayerSession(const Limits& limits, Dispatch dispatch, BatchOptions
       selection_(selection),
       seed_(seed),
       weights_(std::make_shared<support::LayerWeights>(limits.dims, seed)),
-      workspace_(capacity_.workspace_bytes()) {
+      workspace_(reservable_bytes(capacity_)) {
   options_.select = selection == support::SelectionKind::indexer;
 }
 
