@@ -110,7 +110,8 @@ std::span<const ChunkMember> members_of_chunk(const ContextPlan& plan, std::size
 BatchMetadata::BatchMetadata(const Capacity& capacity, std::span<const std::int32_t> query_lens,
                              std::span<const std::int32_t> context_lens,
                              const BatchOptions& options,
-                             std::span<const std::int32_t> index_key_lens)
+                             std::span<const std::int32_t> index_key_lens,
+                             std::span<std::byte> arena_memory)
     : options_(options), capacity_id_(capacity.id()) {
   require(options.path != AttentionPath::none, "path", "none", "auto, dense, masked or sparse");
   require(!options.counted_picks || !options.select, "counted_picks", "true with select",
@@ -154,7 +155,7 @@ BatchMetadata::BatchMetadata(const Capacity& capacity, std::span<const std::int3
         to_score.push_back({i, token, query_lens[i], context_lens[i]});
     score_plan_ = plan_scores(to_score, limits.score_budget_bytes);
   }
-  build_arena(limits, query_lens, context_lens, suffix, counts);
+  build_arena(limits, query_lens, context_lens, suffix, counts, arena_memory);
 }
 
 void BatchMetadata::choose_path(const Capacity& capacity, std::span<const ChunkMember> suffix) {
@@ -259,7 +260,8 @@ void BatchMetadata::fall_back_to_sparse(const std::string& why) {
 
 void BatchMetadata::build_arena(const Limits& limits, std::span<const std::int32_t> query_lens,
                                 std::span<const std::int32_t> context_lens,
-                                std::span<const ChunkMember> suffix, const TokenCounts& counts) {
+                                std::span<const ChunkMember> suffix, const TokenCounts& counts,
+                                std::span<std::byte> arena_memory) {
   const std::vector<ChunkMember> members = members_of(plan_, suffix);
   ArenaBuilder builder;
   sections_.suffix = builder.reserve<ChunkMember>(suffix.size());
@@ -274,23 +276,25 @@ void BatchMetadata::build_arena(const Limits& limits, std::span<const std::int32
   sections_.whole_selection_tokens = builder.reserve<std::int32_t>(counts.whole);
   sections_.request_of_token = builder.reserve<std::int32_t>(num_tokens_);
   sections_.keys_of_token = builder.reserve<std::int32_t>(num_tokens_);
-  arena_bytes_ = builder.bytes();
-  arena_ = std::make_unique_for_overwrite<std::byte[]>(arena_bytes_);
+  const bool fits = builder.bytes() <= arena_memory.size() &&
+                    reinterpret_cast<std::uintptr_t>(arena_memory.data()) % 16 == 0;
+  if (!fits) own_arena_ = std::make_unique_for_overwrite<std::byte[]>(builder.bytes());
+  arena_ = {fits ? arena_memory.data() : own_arena_.get(), builder.bytes()};
 
-  store<ChunkMember>(arena_.get(), sections_.suffix, suffix);
-  store<ChunkMember>(arena_.get(), sections_.chunk_members, members);
-  store<TokenRange>(arena_.get(), sections_.init_ranges, plan_.init_token_ranges);
-  store<MaskMember>(arena_.get(), sections_.suffix_masks, suffix_masks_.members);
+  store<ChunkMember>(arena_.data(), sections_.suffix, suffix);
+  store<ChunkMember>(arena_.data(), sections_.chunk_members, members);
+  store<TokenRange>(arena_.data(), sections_.init_ranges, plan_.init_token_ranges);
+  store<MaskMember>(arena_.data(), sections_.suffix_masks, suffix_masks_.members);
   for (std::size_t c = 0; c < chunk_masks_.size(); ++c) {
     ArenaSection<MaskMember> part = sections_.chunk_masks;
     part.offset += plan_.chunks[c].member_begin * sizeof(MaskMember);
-    store<MaskMember>(arena_.get(), part, chunk_masks_[c].members);
+    store<MaskMember>(arena_.data(), part, chunk_masks_[c].members);
   }
-  store<ScoreMember>(arena_.get(), sections_.score_members, score_plan_.members);
+  store<ScoreMember>(arena_.data(), sections_.score_members, score_plan_.members);
 
   // Token lists are written in place: they are most of the arena's bytes.
   const auto place = [&](const ArenaSection<std::int32_t>& section) {
-    return reinterpret_cast<std::int32_t*>(arena_.get() + section.offset);
+    return reinterpret_cast<std::int32_t*>(arena_.data() + section.offset);
   };
   std::int32_t* decode = place(sections_.decode_tokens);
   std::int32_t* prefill = place(sections_.prefill_tokens);

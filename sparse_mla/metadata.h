@@ -81,9 +81,14 @@ class BatchMetadata {
   /// cache; empty = all have. A prefix that was restored without its indexer keys is refused, by
   /// name, where a selection over it would be scored. It may be used where nothing is scored:
   /// seq_len ≤ topk, or picks handed in.
+  ///
+  /// `arena_memory`: where the arena goes if it fits and starts on 16 bytes: pinned memory, or
+  /// memory that batch after batch uses again. It has to outlive this object. Otherwise the object
+  /// allocates its own.
   BatchMetadata(const Capacity& capacity, std::span<const std::int32_t> query_lens,
                 std::span<const std::int32_t> context_lens, const BatchOptions& options = {},
-                std::span<const std::int32_t> index_key_lens = {});
+                std::span<const std::int32_t> index_key_lens = {},
+                std::span<std::byte> arena_memory = {});
 
   std::int32_t num_requests() const { return num_requests_; }
   std::int32_t num_tokens() const { return num_tokens_; }
@@ -113,7 +118,7 @@ class BatchMetadata {
 
   const BatchSections& sections() const { return sections_; }
   /// Everything that kernels read, one block.
-  std::span<const std::byte> arena() const { return {arena_.get(), arena_bytes_}; }
+  std::span<const std::byte> arena() const { return arena_; }
 
  private:
   void choose_path(const Capacity& capacity, std::span<const ChunkMember> suffix);
@@ -125,7 +130,7 @@ class BatchMetadata {
   };
   void build_arena(const Limits& limits, std::span<const std::int32_t> query_lens,
                    std::span<const std::int32_t> context_lens, std::span<const ChunkMember> suffix,
-                   const TokenCounts& counts);
+                   const TokenCounts& counts, std::span<std::byte> arena_memory);
 
   std::int32_t num_requests_ = 0;
   std::int32_t num_tokens_ = 0;
@@ -141,8 +146,8 @@ class BatchMetadata {
   MaskLayout suffix_masks_;
   std::vector<MaskLayout> chunk_masks_;
   BatchSections sections_;
-  std::size_t arena_bytes_ = 0;
-  std::unique_ptr<std::byte[]> arena_;
+  std::span<std::byte> arena_;  ///< in the caller's memory or in own_arena_
+  std::unique_ptr<std::byte[]> own_arena_;
 };
 
 }  // namespace sparse_mla

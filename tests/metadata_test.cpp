@@ -86,6 +86,22 @@ TEST(Batch, PagesOfTheLongestRequest) {
   }
 }
 
+TEST(Batch, TheArenaLiesInTheCallersMemoryWhereItFits) {
+  const Capacity capacity(limits());
+  const HostWorkspace memory(4096);
+  const Lens query{1, 5}, context{4000, 3000};
+  const BatchMetadata own(capacity, query, context);
+  const BatchMetadata there(capacity, query, context, {}, {}, memory.span());
+  EXPECT_EQ(there.arena().data(), memory.span().data());
+  ASSERT_EQ(there.arena().size(), own.arena().size());
+  const auto read = [](const BatchMetadata& batch) {
+    return copy(batch.sections().keys_of_token.at(batch.arena().data()));
+  };
+  EXPECT_EQ(read(there), read(own));
+  for (const auto& small : {memory.span().first(own.arena().size() - 1), memory.span().subspan(8)})
+    EXPECT_NE(BatchMetadata(capacity, query, context, {}, {}, small).arena().data(), small.data());
+}
+
 TEST(Batch, DecodeThreshold) {
   Limits l = limits();
   l.decode_threshold = 3;
