@@ -60,6 +60,23 @@ class Readme(unittest.TestCase):
                 (batches, passes, chunks),
             )
 
+    def test_the_figures_are_the_recorded_ones(self):
+        results = json.loads((ROOT / "bench/results/amd-epyc/cpu_figures.json").read_text())
+        got = {run["name"].removesuffix("/iterations:1"): run["figure"] for run in results["benchmarks"]}
+        section = README.split("## How fast on a CPU")[1].split("## ")[0]
+        cells = re.findall(r"\| ([\d.]+(?:×| µs)?(?: / [\d.]+×)?) \|$", section, re.M)
+        topk = "topk_speedup_over_nth_element/"
+        expected = [
+            f"{got['plan_metadata_us_per_1024/1024']:.1f} µs",
+            f"{got[topk + 'normal']:.1f}× / {got[topk + 'ties']:.1f}×",
+            f"{got['topk_speedup_over_full_sort/normal']:.0f}×",
+            f"{got['masked_mha_part_of_sgemm/full_mask/0']:.2f}",
+            f"{got['masked_mha_time_ratio/half_of_the_tiles_empty/1']:.2f}",
+            f"{got['sparse_mqa_time_ratio/2048_of_32768_keys']:.3f}",
+            f"{got['indexer_scores_part_of_sgemm']:.2f}",
+        ]
+        self.assertEqual(cells, expected)
+
     def test_the_worst_case(self):
         plan = json.loads(
             run("plan", "--spec", "q513s60513_31q513s529", "--block", "16", "--json").stdout
