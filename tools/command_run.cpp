@@ -15,7 +15,7 @@
 #include "tests/support/dump.h"
 #include "tools/batch_input.h"
 #include "tools/commands.h"
-#include "tools/layer_session.h"
+#include "tools/layer_replay.h"
 #include "tools/limits_report.h"
 #include "tools/model_config.h"
 #include "tools/progress.h"
@@ -130,7 +130,7 @@ std::string common_path(const std::vector<BatchResult>& results) {
   return common.empty() ? "none" : common;
 }
 
-void print_json(const RunArguments& arguments, const LayerSession& session,
+void print_json(const RunArguments& arguments, const LayerReplay& replay,
                 const std::vector<BatchResult>& results, const CheckResult& check) {
   const bool checked = !arguments.check.empty();
   double seconds = 0;
@@ -160,20 +160,20 @@ void print_json(const RunArguments& arguments, const LayerSession& session,
     json["checked_tokens"] = check.tokens;
     json["passed"] = check.fault().empty();
   }
-  json["backend"] = to_string(session.capacity().backend());
-  json["heads"] = session.capacity().limits().dims.num_heads;
-  json["topk"] = session.capacity().limits().dims.index_topk;
+  json["backend"] = to_string(replay.capacity().backend());
+  json["heads"] = replay.capacity().limits().dims.num_heads;
+  json["topk"] = replay.capacity().limits().dims.index_topk;
   json["schedule"] = arguments.schedule;
   json["cache"] = arguments.cache;
   json["selection"] = arguments.selection;
-  json["workspace_rows"] = session.capacity().workspace_rows();
-  json["alignment"] = session.capacity().chunk_alignment();
-  json["workspace_bytes"] = session.capacity().workspace_bytes();
+  json["workspace_rows"] = replay.capacity().workspace_rows();
+  json["alignment"] = replay.capacity().chunk_alignment();
+  json["workspace_bytes"] = replay.capacity().workspace_bytes();
   json["tokens"] = tokens;
   json["chunks"] = chunks;
   json["ms"] = seconds * 1e3;
   Json stages = Json::object();
-  for (const auto& [stage, time] : session.stage_seconds()) stages[to_string(stage)] = time * 1e3;
+  for (const auto& [stage, time] : replay.stage_seconds()) stages[to_string(stage)] = time * 1e3;
   json["stages_ms"] = std::move(stages);
   json["batches"] = std::move(batches);
   std::cout << json.dump(2) << '\n';
@@ -188,9 +188,9 @@ std::string requests_text(const std::vector<RequestLengths>& requests) {
   return format_count(context) + " (longest " + format_count(longest) + ")";
 }
 
-void print_people(const RunArguments& arguments, const LayerSession& session,
+void print_people(const RunArguments& arguments, const LayerReplay& replay,
                   const std::vector<BatchResult>& results, const CheckResult& check) {
-  const Capacity& capacity = session.capacity();
+  const Capacity& capacity = replay.capacity();
   std::cout << "model " << arguments.model << ", " << capacity.limits().dims.num_heads
             << " heads, topk " << format_count(capacity.limits().dims.index_topk) << ", cache "
             << arguments.cache << ", backend " << to_string(capacity.backend()) << ", workspace "
@@ -236,7 +236,7 @@ void print_people(const RunArguments& arguments, const LayerSession& session,
 
   std::cout << '\n';
   Table stages({{"stage", Table::Align::left}, {"time, ms"}, {"share, %"}});
-  for (const auto& [stage, time] : session.stage_seconds())
+  for (const auto& [stage, time] : replay.stage_seconds())
     stages.add_row(
         {to_string(stage), format_number(time * 1e3, 1), format_number(100 * time / seconds, 1)});
   stages.add_row({"all", format_number(seconds * 1e3, 1), format_number(100, 1)});
@@ -272,26 +272,26 @@ void print_people(const RunArguments& arguments, const LayerSession& session,
 
 void run(RunArguments& arguments) {
   const Batches batches = read_batches(arguments);
-  LayerSession session(limits_of(arguments, batches), dispatch_of(arguments.backend),
-                       options_of(arguments), selection_of(arguments.selection), arguments.seed);
+  LayerReplay replay(limits_of(arguments, batches), dispatch_of(arguments.backend),
+                     options_of(arguments), selection_of(arguments.selection), arguments.seed);
   std::vector<BatchResult> results;
   CheckResult check;
   {
     Progress progress("replaying", "batches", static_cast<std::int64_t>(batches.size()));
     for (const auto& batch : batches) {
-      results.push_back(session.run(batch));
-      if (!arguments.check.empty()) session.check(arguments.check == "all", check);
+      results.push_back(replay.run(batch));
+      if (!arguments.check.empty()) replay.check(arguments.check == "all", check);
       progress.update(static_cast<std::int64_t>(results.size()));
     }
   }
   if (arguments.dump && !results.empty())
-    support::write_dump(*arguments.dump, session.data(),
-                        session.checked_tokens(arguments.check == "all"),
+    support::write_dump(*arguments.dump, replay.data(),
+                        replay.checked_tokens(arguments.check == "all"),
                         to_string(results.back().path));
   if (arguments.json)
-    print_json(arguments, session, results, check);
+    print_json(arguments, replay, results, check);
   else
-    print_people(arguments, session, results, check);
+    print_people(arguments, replay, results, check);
   if (!arguments.check.empty() && !check.fault().empty())
     throw std::runtime_error("check failed: " + check.fault());
 }

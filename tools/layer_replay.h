@@ -45,10 +45,10 @@ struct CheckResult {
 };
 
 /// Replays batches through one Capacity: seeded data, run, check.
-class LayerSession {
+class LayerReplay {
  public:
-  LayerSession(const Limits& limits, Dispatch dispatch, BatchOptions options,
-               support::SelectionKind selection, std::uint64_t seed);
+  LayerReplay(const Limits& limits, Dispatch dispatch, BatchOptions options,
+              support::SelectionKind selection, std::uint64_t seed);
 
   /// Runs one batch; its data stay until the next call.
   BatchResult run(const std::vector<RequestLengths>& requests);

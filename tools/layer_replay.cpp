@@ -1,4 +1,4 @@
-#include "tools/layer_session.h"
+#include "tools/layer_replay.h"
 
 #include <algorithm>
 #include <cmath>
@@ -61,8 +61,8 @@ std::size_t reservable_bytes(const Capacity& capacity) {
 
 }  // namespace
 
-LayerSession::LayerSession(const Limits& limits, Dispatch dispatch, BatchOptions options,
-                           support::SelectionKind selection, std::uint64_t seed)
+LayerReplay::LayerReplay(const Limits& limits, Dispatch dispatch, BatchOptions options,
+                         support::SelectionKind selection, std::uint64_t seed)
     : capacity_(limits, std::move(dispatch)),
       options_(options),
       selection_(selection),
@@ -72,7 +72,7 @@ LayerSession::LayerSession(const Limits& limits, Dispatch dispatch, BatchOptions
   options_.select = selection == support::SelectionKind::indexer;
 }
 
-BatchResult LayerSession::run(const std::vector<RequestLengths>& requests) {
+BatchResult LayerReplay::run(const std::vector<RequestLengths>& requests) {
   support::LayerProblem problem;
   problem.dims = capacity_.limits().dims;
   problem.block_size = capacity_.limits().block_size;
@@ -108,7 +108,7 @@ BatchResult LayerSession::run(const std::vector<RequestLengths>& requests) {
   return result;
 }
 
-void LayerSession::note_stage(Stage stage, bool begin) {
+void LayerReplay::note_stage(Stage stage, bool begin) {
   const Clock::time_point now = Clock::now();
   if (begin) {
     stage_begin_ = now;
@@ -121,7 +121,7 @@ void LayerSession::note_stage(Stage stage, bool begin) {
   found->second += std::chrono::duration<double>(now - stage_begin_).count();
 }
 
-std::vector<support::CheckedToken> LayerSession::checked_tokens(bool all) const {
+std::vector<support::CheckedToken> LayerReplay::checked_tokens(bool all) const {
   std::vector<support::CheckedToken> tokens =
       support::sample_tokens(data_->problem(), capacity_.limits().decode_threshold,
                              all ? support::kAllTokens : support::kSampledTokens);
@@ -130,7 +130,7 @@ std::vector<support::CheckedToken> LayerSession::checked_tokens(bool all) const 
   return tokens;
 }
 
-std::vector<float> LayerSession::layer_scores(const support::CheckedToken& token) {
+std::vector<float> LayerReplay::layer_scores(const support::CheckedToken& token) {
   const LayerTensors tensors = data_->tensors();
   std::vector<float> scores(token.position + 1);
   ScoreMember member;
@@ -152,7 +152,7 @@ std::vector<float> LayerSession::layer_scores(const support::CheckedToken& token
   return scores;
 }
 
-void LayerSession::check(bool all, CheckResult& result) {
+void LayerReplay::check(bool all, CheckResult& result) {
   const std::vector<support::CheckedToken> tokens = checked_tokens(all);
   result.cache_format = capacity_.limits().cache_format;
   result.tokens += static_cast<std::int64_t>(tokens.size());
