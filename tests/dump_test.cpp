@@ -74,6 +74,12 @@ TEST_F(DumpTest, NpyFaultsNameTheFile) {
 }
 
 /// A layer call that went well: the reference, rounded.
+// The Python that has numpy.
+std::string python() {
+  const char* name = std::getenv("SPARSE_MLA_PYTHON");
+  return name == nullptr ? "python3" : "'" + std::string(name) + "'";
+}
+
 class DumpOfALayer : public DumpTest {
  protected:
   explicit DumpOfALayer(CacheFormat format = CacheFormat::bf16)
@@ -116,7 +122,7 @@ class DumpOfALayer : public DumpTest {
     write_dump(dir_ / "dump", data_, tokens_, "masked");
     const std::string script = SPARSE_MLA_TESTS_DIR "/check_dump.py";
     const int status =
-        std::system(("python3 '" + script + "' '" + (dir_ / "dump").string() + "'").c_str());
+        std::system((python() + " '" + script + "' '" + (dir_ / "dump").string() + "'").c_str());
     return WEXITSTATUS(status);
   }
 
@@ -137,7 +143,8 @@ TEST_F(DumpOfALayer, FilesAndShapes) {
 }
 
 TEST_F(DumpOfALayer, NumpyAgreesAndSeesFaults) {
-  if (std::system("python3 -c 'import numpy' 2>/dev/null") != 0) GTEST_SKIP() << "no numpy";
+  ASSERT_EQ(std::system((python() + " -c 'import numpy'").c_str()), 0)
+      << "./dev setup brings numpy";
   const LayerTensors t = data_.tensors();
   EXPECT_EQ(check(), 0);
 
@@ -180,7 +187,8 @@ TEST_P(DumpOfAFormat, NumpyReadsTheBytes) {
   const auto bytes = static_cast<std::size_t>(data_.latent_format().row_bytes());
   EXPECT_EQ(std::memcmp(cache.bytes.data() + row * bytes, data_.latent_row(1, 19), bytes), 0);
 
-  if (std::system("python3 -c 'import numpy' 2>/dev/null") != 0) GTEST_SKIP() << "no numpy";
+  ASSERT_EQ(std::system((python() + " -c 'import numpy'").c_str()), 0)
+      << "./dev setup brings numpy";
   EXPECT_EQ(check(), 0);
   // A wrong byte that a checked token reads is seen: the first key's scale or first number.
   const LayerTensors t = data_.tensors();
