@@ -9,17 +9,11 @@ namespace sparse_mla::cpu {
 
 bool has_avx2_fma() {
   // __builtin_cpu_supports also asks whether the system saves the wide registers.
-  static const bool supported =
-      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && [] {
-        unsigned a = 0, b = 0, c = 0, d = 0;
-        return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
-      }();
+  static const bool supported = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   return supported;
 }
 
-std::string why_not_avx2_fma() {
-  return has_avx2_fma() ? "" : "the processor lacks AVX2, FMA or F16C";
-}
+std::string why_not_avx2_fma() { return has_avx2_fma() ? "" : "the processor lacks AVX2 or FMA"; }
 
 std::string cpu_name() {
   std::array<unsigned, 12> words{};

@@ -5,7 +5,7 @@
 
 namespace sparse_mla::cpu {
 
-/// AVX2, FMA and F16C: the one vector path beyond the x86-64 baseline.
+/// AVX2 and FMA: the one vector path beyond the x86-64 baseline.
 bool has_avx2_fma();
 
 /// Empty, or why an AVX2 entry cannot run here.
