@@ -36,7 +36,7 @@ if(NOT SPARSE_MLA_CUDA STREQUAL "OFF")
     endif()
     enable_language(CUDA)
     find_package(CUDAToolkit REQUIRED)
-    set_target_properties(CUDA::cudart_static PROPERTIES IMPORTED_GLOBAL TRUE)
+    set_target_properties(CUDA::cudart_static CUDA::cublasLt PROPERTIES IMPORTED_GLOBAL TRUE)
     # CMake 3.25 knows no C++20 flag for nvcc 13 and drops CUDA_STANDARD 20 without a word
     # (tests/cuda_standard_test.cu would notice).
     unset(CMAKE_CUDA_STANDARD)

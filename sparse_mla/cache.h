@@ -38,8 +38,8 @@ struct LatentCache {
   std::int64_t row_stride = 0;    ///< bytes
   float scale = 1;                ///< format fp8: a number is its e4m3 byte · scale
 
-  std::int64_t num_slots() const { return num_blocks * block_size; }
-  std::byte* row(std::int64_t slot) const {
+  SPARSE_MLA_HOST_DEVICE std::int64_t num_slots() const { return num_blocks * block_size; }
+  SPARSE_MLA_HOST_DEVICE std::byte* row(std::int64_t slot) const {
     return data + (slot / block_size) * block_stride + (slot % block_size) * row_stride;
   }
 };
@@ -70,11 +70,11 @@ struct IndexKeyCache {
   std::int32_t head_dim = 128;    ///< D
   std::int64_t block_stride = 0;  ///< bytes, at least block_size · (D + 4)
 
-  std::int64_t num_slots() const { return num_blocks * block_size; }
-  std::byte* key(std::int64_t slot) const {  ///< D e4m3 bytes
+  SPARSE_MLA_HOST_DEVICE std::int64_t num_slots() const { return num_blocks * block_size; }
+  SPARSE_MLA_HOST_DEVICE std::byte* key(std::int64_t slot) const {  ///< D e4m3 bytes
     return data + (slot / block_size) * block_stride + (slot % block_size) * head_dim;
   }
-  std::byte* scale(std::int64_t slot) const {  ///< 4 bytes of one fp32
+  SPARSE_MLA_HOST_DEVICE std::byte* scale(std::int64_t slot) const {  ///< 4 bytes of one fp32
     return data + (slot / block_size) * block_stride + std::int64_t{block_size} * head_dim +
            (slot % block_size) * 4;
   }

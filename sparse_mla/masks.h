@@ -88,8 +88,9 @@ const Operation<BuildMasksProblem, BuildMasksCall>& build_masks_operation();
 
 /// 32 bits of a row from request-local key `key` on (any alignment), keys at or past `end` cleared.
 /// `row` is the row's first word, `key` ≥ member.first_key, `end` ≤ member.first_key + num_keys.
-inline std::uint32_t mask_word(const std::uint32_t* row, const MaskMember& member, std::int64_t key,
-                               std::int64_t end) {
+SPARSE_MLA_HOST_DEVICE inline std::uint32_t mask_word(const std::uint32_t* row,
+                                                      const MaskMember& member, std::int64_t key,
+                                                      std::int64_t end) {
   if (key >= end) return 0;
   const std::int64_t bit = key - member.first_key;
   const std::uint64_t pair = row[bit >> 5] | (std::uint64_t{row[(bit >> 5) + 1]} << 32);

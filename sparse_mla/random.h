@@ -5,11 +5,7 @@
 
 #include <cstdint>
 
-#ifdef __CUDACC__
-#define SPARSE_MLA_HOST_DEVICE __host__ __device__
-#else
-#define SPARSE_MLA_HOST_DEVICE
-#endif
+#include "sparse_mla/host_device.h"
 
 namespace sparse_mla {
 

@@ -20,6 +20,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
 
+#include "sparse_mla/host_device.h"
+
 /// The CUDA runtime's stream handle, declared here so that no CUDA runtime header is needed.
 struct CUstream_st;
 
@@ -73,7 +75,8 @@ View<T, Rank> strided(T* data, const std::array<std::int64_t, Rank>& shape,
 
 /// The address of element (i, j, …): for kernels that walk rows by pointer.
 template <class T, class Extents, class... Index>
-T* address(const cuda::std::mdspan<T, Extents, cuda::std::layout_stride>& view, Index... index) {
+SPARSE_MLA_HOST_DEVICE T* address(
+    const cuda::std::mdspan<T, Extents, cuda::std::layout_stride>& view, Index... index) {
   return view.data_handle() + view.mapping()(static_cast<std::int64_t>(index)...);
 }
 

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "sparse_mla/random.h"  // SPARSE_MLA_HOST_DEVICE
+#include "sparse_mla/host_device.h"
 #include "sparse_mla/types.h"
 
 namespace sparse_mla {

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "sparse_mla/random.h"  // SPARSE_MLA_HOST_DEVICE
+#include "sparse_mla/host_device.h"
 
 namespace sparse_mla {
 
