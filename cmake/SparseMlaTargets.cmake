@@ -26,14 +26,33 @@ function(sparse_mla_add_test name)
   add_test(NAME ${name} COMMAND ${name})
 endfunction()
 
-# sparse_mla_add_cuda_test(name): tests/<name>.cu, likewise, labelled `gpu`; nothing without a CUDA
-# compiler. Such a test skips by itself what it cannot run where there is no GPU.
+# sparse_mla_test_on_every_backend(name…): these tests' entries are parameters. In a build with CUDA
+# each is a second ctest entry, <name>_gpu with the label `gpu`, that tests the CUDA entries; where
+# there is no GPU it is reported as skipped.
+function(sparse_mla_test_on_every_backend)
+  if(SPARSE_MLA_HAS_CUDA)
+    foreach(name IN LISTS ARGN)
+      add_test(NAME ${name}_gpu COMMAND ${name})
+      set_tests_properties(${name} PROPERTIES ENVIRONMENT SPARSE_MLA_TEST_BACKEND=cpu)
+      set_tests_properties(${name}_gpu PROPERTIES ENVIRONMENT SPARSE_MLA_TEST_BACKEND=cuda
+                                                  LABELS gpu SKIP_RETURN_CODE 77)
+    endforeach()
+  endif()
+endfunction()
+
+# sparse_mla_add_cuda_test(name): tests/<name>.cu or .cpp, what only a device has, labelled `gpu`;
+# nothing without a CUDA compiler, skipped without a GPU.
 function(sparse_mla_add_cuda_test name)
   if(SPARSE_MLA_HAS_CUDA)
-    add_executable(${name} ${name}.cu)
-    target_link_libraries(${name} PRIVATE sparse_mla_test_main)
+    if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/${name}.cu)
+      add_executable(${name} ${name}.cu)
+    else()
+      add_executable(${name} ${name}.cpp)
+    endif()
+    target_link_libraries(${name} PRIVATE sparse_mla_test_main CUDA::cudart_static)
     add_test(NAME ${name} COMMAND ${name})
-    set_tests_properties(${name} PROPERTIES LABELS gpu)
+    set_tests_properties(${name} PROPERTIES LABELS gpu SKIP_RETURN_CODE 77
+                                            ENVIRONMENT SPARSE_MLA_TEST_BACKEND=cuda)
     add_dependencies(sparse_mla_cuda_tests ${name})
   endif()
 endfunction()

@@ -221,6 +221,20 @@ Capacity::Capacity(const Limits& limits, Dispatch dispatch)
   workspace_bytes_ = carve({}, true, nullptr, &workspace_buffers_);
 }
 
+std::size_t Capacity::max_arena_bytes() const {
+  const std::size_t tokens = limits_.max_num_tokens, seqs = limits_.max_num_seqs;
+  // A request in a chunked path: what fits behind its neighbour, whole workspaces, a rest.
+  const std::int64_t whole = workspace_rows_ / chunk_alignment_ * std::int64_t{chunk_alignment_};
+  const std::size_t chunk_members =
+      seqs * static_cast<std::size_t>(2 + limits_.max_model_len / whole);
+  // Scores are cut by requests, then by rows.
+  const std::size_t score_members = tokens + seqs;
+  constexpr std::size_t kSections = 11, kTokenLists = 5;
+  return (seqs + chunk_members) * (sizeof(ChunkMember) + sizeof(MaskMember)) +
+         (seqs + 1) * sizeof(TokenRange) + score_members * sizeof(ScoreMember) +
+         kTokenLists * tokens * sizeof(std::int32_t) + kSections * 16;
+}
+
 LayerWorkspace Capacity::carve(std::span<std::byte> memory) const {
   require(memory.size() >= workspace_bytes_, "workspace", std::to_string(memory.size()) + " bytes",
           "at least " + std::to_string(workspace_bytes_) + " bytes");
@@ -285,7 +299,8 @@ std::size_t Capacity::carve(std::span<std::byte> memory, bool count, LayerWorksp
              operations_.up_project.workspace_bytes(), operations_.build_masks.workspace_bytes(),
              operations_.attend_dense.workspace_bytes(),
              operations_.attend_causal.workspace_bytes(),
-             operations_.attend_masked.workspace_bytes(), operations_.merge.workspace_bytes()}));
+             operations_.attend_masked.workspace_bytes(),
+             operations_.init_partial.workspace_bytes(), operations_.merge.workspace_bytes()}));
   });
   return bytes;
 }

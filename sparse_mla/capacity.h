@@ -101,6 +101,9 @@ class Capacity {
   std::int32_t token_tile() const { return token_tile_; }  ///< tokens absorbed at a time
   MaskTile mask_tile() const { return {}; }
 
+  /// Bytes that hold the arena of any batch within the limits; for Schedule::packed (an equal split
+  /// has more members than any bound worth reserving).
+  std::size_t max_arena_bytes() const;
   /// Bytes that run_layer needs, for the worst step that the limits admit.
   std::size_t workspace_bytes() const { return workspace_bytes_; }
   /// Where they go.

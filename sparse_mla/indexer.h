@@ -24,10 +24,10 @@ struct ScoreMember {
   std::int32_t request = 0;      ///< row of the block tables (the caller's order)
   std::int32_t query_start = 0;  ///< first of these rows: token, the caller's numbering
   std::int32_t num_rows = 0;
-  std::int32_t first_position =
-      0;                       ///< position of that token; row j sees first_position + j + 1 keys
-  std::int32_t row_keys = 0;   ///< elements from score row to score row: the request's seq_len
-  std::int32_t first_row = 0;  ///< first score row of the piece
+  /// Position of that token; row j sees first_position + j + 1 keys. −1: the first row sees none.
+  std::int32_t first_position = 0;
+  std::int32_t row_keys = 0;      ///< elements from score row to score row: the request's seq_len
+  std::int32_t first_row = 0;     ///< first score row of the piece
   std::int64_t score_offset = 0;  ///< its element in the score buffer
 };
 

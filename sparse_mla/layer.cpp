@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/common/profiler_range.h"
 #include "sparse_mla/error.h"
 
 namespace sparse_mla {
@@ -172,7 +173,10 @@ class LayerRun {
   template <class Work>
   void stage(Stage stage, Work&& work) {
     if (options_.on_stage) options_.on_stage(stage, true);
-    work();
+    {
+      const ProfilerRange range(stage);
+      work();
+    }
     if (options_.on_stage) options_.on_stage(stage, false);
   }
 

@@ -54,6 +54,21 @@ void check_lengths(const Limits& limits, std::span<const std::int32_t> query_len
           "at most max_num_tokens (" + std::to_string(limits.max_num_tokens) + ") in all");
 }
 
+void check_padding(const Limits& limits, std::span<const std::int32_t> query_lens,
+                   const BatchOptions& options) {
+  const std::int32_t padded = options.padded_query_len;
+  require(padded >= 0 && padded <= limits.decode_threshold, "padded_query_len", padded,
+          "0 … decode_threshold (" + std::to_string(limits.decode_threshold) + ")");
+  if (padded == 0) return;
+  for (std::size_t i = 0; i < query_lens.size(); ++i)
+    if (query_lens[i] > padded)
+      throw_invalid("query_lens[" + std::to_string(i) + "]", std::to_string(query_lens[i]),
+                    "at most padded_query_len (" + std::to_string(padded) + ")");
+  const std::int64_t tokens = static_cast<std::int64_t>(query_lens.size()) * padded;
+  require(tokens <= limits.max_num_tokens, "padded_query_len", padded,
+          "at most max_num_tokens (" + std::to_string(limits.max_num_tokens) + ") rows in all");
+}
+
 /// `scored`: requests with more than topk keys are.
 void check_index_keys(const Limits& limits, std::span<const std::int32_t> query_lens,
                       std::span<const std::int32_t> context_lens,
@@ -117,6 +132,7 @@ BatchMetadata::BatchMetadata(const Capacity& capacity, std::span<const std::int3
   require(!options.counted_picks || !options.select, "counted_picks", "true with select",
           "false: counts belong to picks that are handed in");
   check_lengths(capacity.limits(), query_lens, context_lens);
+  check_padding(capacity.limits(), query_lens, options);
   if (!index_key_lens.empty())
     check_index_keys(capacity.limits(), query_lens, context_lens, index_key_lens, options.select);
   num_requests_ = static_cast<std::int32_t>(query_lens.size());
@@ -126,6 +142,12 @@ BatchMetadata::BatchMetadata(const Capacity& capacity, std::span<const std::int3
   std::vector<ChunkMember> suffix;
   suffix.reserve(query_lens.size());
   TokenCounts counts;
+  if (options_.padded_query_len > 0) {
+    plan_padded(limits, query_lens, context_lens);
+    counts.decode = num_tokens_;
+    build_arena(limits, query_lens, context_lens, suffix, counts, arena_memory);
+    return;
+  }
   std::int32_t longest_seq = 0;
   for (std::int32_t i = 0; i < num_requests_; ++i) {
     const std::int32_t query_len = query_lens[i], context_len = context_lens[i];
@@ -156,6 +178,47 @@ BatchMetadata::BatchMetadata(const Capacity& capacity, std::span<const std::int3
     score_plan_ = plan_scores(to_score, limits.score_budget_bytes);
   }
   build_arena(limits, query_lens, context_lens, suffix, counts, arena_memory);
+}
+
+void BatchMetadata::plan_padded(const Limits& limits, std::span<const std::int32_t> query_lens,
+                                std::span<const std::int32_t> context_lens) {
+  const std::int32_t rows = options_.padded_query_len;
+  num_tokens_ = num_requests_ * rows;
+  max_blocks_ =
+      limits.max_model_len / limits.block_size + (limits.max_model_len % limits.block_size > 0);
+  why_path_ = "no prefill request in the batch";
+
+  // Every row is a member of its own with room for the longest sequence, a whole number of them to
+  // a piece: neither offsets nor pieces depend on lengths.
+  if (options_.select) {
+    const std::int64_t row_keys = limits.max_model_len;
+    const std::int64_t piece_rows =
+        std::max<std::int64_t>(1, limits.score_budget_bytes / 4 / row_keys);
+    for (std::int32_t token = 0; token < num_tokens_; ++token) {
+      const std::int32_t request = token / rows, j = token % rows;
+      if (token % piece_rows == 0) {
+        ScorePiece piece;
+        piece.member_begin = piece.member_end = token;
+        piece.max_keys = limits.max_model_len;
+        score_plan_.pieces.push_back(piece);
+      }
+      ScorePiece& piece = score_plan_.pieces.back();
+      ScoreMember member;
+      member.request = request;
+      member.query_start = token;
+      member.num_rows = 1;
+      member.first_position = j < query_lens[request] ? context_lens[request] + j : -1;
+      member.row_keys = limits.max_model_len;
+      member.first_row = piece.num_rows;
+      member.score_offset = piece.num_scores;
+      score_plan_.members.push_back(member);
+      ++piece.member_end;
+      ++piece.num_rows;
+      piece.num_scores += row_keys;
+      score_plan_.max_rows = std::max(score_plan_.max_rows, piece.num_rows);
+      score_plan_.max_scores = std::max(score_plan_.max_scores, piece.num_scores);
+    }
+  }
 }
 
 void BatchMetadata::choose_path(const Capacity& capacity, std::span<const ChunkMember> suffix) {
@@ -302,6 +365,13 @@ void BatchMetadata::build_arena(const Limits& limits, std::span<const std::int32
   std::int32_t* request_of_token = place(sections_.request_of_token);
   std::int32_t* keys_of_token = place(sections_.keys_of_token);
   std::int32_t token = 0;
+  for (std::int32_t i = 0; i < num_requests_ && options_.padded_query_len > 0; ++i)
+    for (std::int32_t j = 0; j < options_.padded_query_len; ++j, ++token) {
+      decode[token] = token;
+      request_of_token[token] = i;
+      keys_of_token[token] = j < query_lens[i] ? context_lens[i] + j + 1 : 0;
+    }
+  if (options_.padded_query_len > 0) return;
   for (std::int32_t i = 0; i < num_requests_; ++i) {
     const std::int32_t query_len = query_lens[i], context_len = context_lens[i];
     std::int32_t*& list = query_len <= limits.decode_threshold ? decode : prefill;

@@ -30,6 +30,14 @@ struct BatchOptions {
   /// The picks handed in have a count per token (LayerTensors::pick_counts). A selection then need
   /// not be everything even where seq_len ≤ topk, so the dense path is not taken.
   bool counted_picks = false;
+  /// > 0: a step of decodes whose shape depends on the number of requests alone, to be captured in
+  /// a CUDA graph once and replayed with other lengths. Every request has exactly so many rows in
+  /// every tensor, of which the first query_lens[i] (0 … padded_query_len) are tokens; the others
+  /// see no key: picks −1, out 0, lse −inf. Their slot_mapping has to be −1. At most
+  /// decode_threshold. The arena's sections, the launches and their sizes are then the same for
+  /// every batch of as many requests, and block tables need a column for every page of
+  /// max_model_len.
+  std::int32_t padded_query_len = 0;
 };
 
 /// Does the masked path fit its workspace? (design: the global mask if it fits, else per chunk.)
@@ -122,6 +130,8 @@ class BatchMetadata {
 
  private:
   void choose_path(const Capacity& capacity, std::span<const ChunkMember> suffix);
+  void plan_padded(const Limits& limits, std::span<const std::int32_t> query_lens,
+                   std::span<const std::int32_t> context_lens);
   void take_sparse(std::string why);
   void fall_back_to_sparse(const std::string& why);
   struct TokenCounts {

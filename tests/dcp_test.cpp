@@ -55,13 +55,6 @@ std::vector<std::pair<std::int32_t, std::int32_t>> deal(const ContextSharding& s
   return places;
 }
 
-// Runs the fastest entry that can.
-template <class Problem, class Call>
-void run_first(const Operation<Problem, Call>& operation, const Problem& problem,
-               const Call& call) {
-  support::run_entry(operation, support::usable_entries(operation, problem).front(), problem, call);
-}
-
 class Sharding : public testing::TestWithParam<std::tuple<int, int>> {
  protected:
   const ContextSharding sharding_{std::get<0>(GetParam()), std::get<1>(GetParam())};
@@ -242,7 +235,7 @@ struct Candidates {
       call.ends = lens.data();
       call.indices = contiguous(indices.data(), rows, k);
       call.values = contiguous(values.data(), rows, k);
-      run_first(select_operation(), problem_of(call), call);
+      support::run_fastest(select_operation(), problem_of(call), call);
       picks_to_global(sharding, rank, contiguous<const std::int32_t>(indices.data(), rows, k),
                       contiguous(indices.data(), rows, k));
       picks.insert(picks.end(), indices.begin(), indices.end());
@@ -567,7 +560,7 @@ TEST_P(ChunkedContext, AllGatheredAndReorderedEqualsUnsharded) {
     call.block_tables = rows.table_view();
     call.members = members;
     call.rows = out;
-    run_first(gather_operation(), problem, call);
+    support::run_fastest(gather_operation(), problem, call);
   };
 
   Lens seen(p.context_lens.size(), 0);
@@ -705,7 +698,7 @@ TEST_P(ShardedDecode, AgreesWithTheReference) {
     map.num_blocks = shard.cache.num_blocks;
     map.block_size = p.block_size;
     map.slots = contiguous(slots.data(), num_tokens, kTopk);
-    run_first(map_slots_operation(), {num_tokens, kTopk}, map);
+    support::run_fastest(map_slots_operation(), {num_tokens, kTopk}, map);
     for (std::size_t i = 0; i < slots.size(); ++i)
       ASSERT_EQ(slots[i] < 0, local[i] < 0) << "a pick that the rank owns is in its cache";
 
@@ -717,13 +710,13 @@ TEST_P(ShardedDecode, AgreesWithTheReference) {
     call.softmax_scale = scale;
     call.out = contiguous(out.data(), num_tokens, kHeads, kLora);
     call.lse = ranks.partial(static_cast<std::size_t>(rank)).lse;
-    run_first(sparse_mqa_operation(),
-              SparseMqaProblem{.num_heads = kHeads,
-                               .kv_lora_rank = kLora,
-                               .qk_rope_head_dim = kRope,
-                               .topk = kTopk,
-                               .max_tokens = num_tokens},
-              call);
+    support::run_fastest(sparse_mqa_operation(),
+                         SparseMqaProblem{.num_heads = kHeads,
+                                          .kv_lora_rank = kLora,
+                                          .qk_rope_head_dim = kRope,
+                                          .topk = kTopk,
+                                          .max_tokens = num_tokens},
+                         call);
     std::transform(out.begin(), out.end(), ranks.out[static_cast<std::size_t>(rank)].begin(),
                    [](bfloat16 element) { return __bfloat162float(element); });
   }

@@ -19,6 +19,7 @@
 
 #include "tests/support/checked_tokens.h"
 #include "tests/support/compare.h"
+#include "tests/support/layer_runner.h"
 #include "tests/support/number_formats.h"
 #include "tests/support/problem.h"
 #include "tests/support/reference.h"
@@ -58,7 +59,7 @@ struct Batch {
     return options;
   }
   Dispatch dispatch() const {
-    Dispatch dispatch;
+    Dispatch dispatch = support::tested_dispatch();
     dispatch.force(force);
     return dispatch;
   }
@@ -122,9 +123,7 @@ Batch batch_of(AttentionPath path) {
 const AttentionPath kPaths[] = {AttentionPath::dense, AttentionPath::masked, AttentionPath::sparse};
 
 void run(const Capacity& capacity, const BatchMetadata& batch, const LayerTensors& tensors) {
-  const HostWorkspace workspace(capacity.workspace_bytes());
-  std::memset(workspace.span().data(), 0xFF, workspace.span().size());  // NaN everywhere
-  run_layer(capacity, batch, tensors, workspace.span());
+  support::LayerRunner(capacity).run(batch, tensors);
 }
 
 // Runs the batch on `data`, whose tensors `change` may replace.
@@ -240,7 +239,7 @@ TEST(SinkInMerge, AgreesWithFp64) {
       call.out_f32 = contiguous(&out, 1, 1, 1);
       call.lse = contiguous(&out_lse, 1, 1);
       call.sink = contiguous<const float>(&sink, 1);
-      merge_operation().run({1, 1, 1}, call, {}, {}, nullptr);
+      support::run_fastest(merge_operation(), {1, 1, 1}, call);
       EXPECT_EQ(out_lse, lse);
       if (lse == -kInf) {
         EXPECT_EQ(out, 0.0f) << sink;
@@ -259,7 +258,7 @@ TEST(SinkInMerge, ANanLseStaysVisible) {
   call.out_f32 = contiguous(&out, 1, 1, 1);
   call.lse = contiguous(&out_lse, 1, 1);
   call.sink = contiguous<const float>(&sink, 1);
-  merge_operation().run({1, 1, 1}, call, {}, {}, nullptr);
+  support::run_fastest(merge_operation(), {1, 1, 1}, call);
   EXPECT_TRUE(std::isnan(out));
   EXPECT_TRUE(std::isnan(out_lse));
 }
@@ -337,12 +336,12 @@ TEST(Fp8Merge, QuantisesTheFp32Result) {
   call.lse = contiguous(lse.data(), kHeads, kRows);
   call.sink = view_of(sinks);
   call.out_f32 = contiguous(exact.data(), kRows, kHeads, kWidth);
-  merge_operation().run({kHeads, kWidth, kRows}, call, {}, {}, nullptr);
+  support::run_fastest(merge_operation(), {kHeads, kWidth, kRows}, call);
   auto out = poisoned<fp8_e4m3>(kRows * kHeads * kWidth);
   call.out_f32 = {};
   call.out_fp8 = contiguous(out.data(), kRows, kHeads, kWidth);
   call.out_scale = kScale;
-  merge_operation().run({kHeads, kWidth, kRows, OutputType::fp8}, call, {}, {}, nullptr);
+  support::run_fastest(merge_operation(), {kHeads, kWidth, kRows, OutputType::fp8}, call);
   std::int64_t twice_differs = 0;
   for (std::size_t i = 0; i < exact.size(); ++i) {
     const std::uint8_t expected = support::encode_e4m3(exact[i] / kScale);

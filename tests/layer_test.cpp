@@ -17,8 +17,10 @@
 
 #include "tests/support/checked_tokens.h"
 #include "tests/support/compare.h"
+#include "tests/support/layer_runner.h"
 #include "tests/support/problem.h"
 #include "tests/support/reference.h"
+#include "tests/support/run_entry.h"
 
 namespace sparse_mla {
 namespace {
@@ -91,6 +93,12 @@ Limits limits_of(const LayerCase& c) {
   return limits;
 }
 
+Dispatch cpu() {
+  Dispatch dispatch;
+  dispatch.backend = Backend::cpu;
+  return dispatch;
+}
+
 // One run of the layer, with everything it needs alive.
 struct RanLayer {
   Capacity capacity;
@@ -98,7 +106,7 @@ struct RanLayer {
   LayerData data;
 
   static Dispatch dispatch(const LayerCase& c) {
-    Dispatch dispatch;
+    Dispatch dispatch = support::tested_dispatch();
     dispatch.force(c.force);
     return dispatch;
   }
@@ -120,15 +128,14 @@ struct RanLayer {
     return problem;
   }
 
-  explicit RanLayer(const LayerCase& c)
-      : capacity(limits_of(c), dispatch(c)),
+  explicit RanLayer(const LayerCase& c) : RanLayer(c, dispatch(c)) {}
+  RanLayer(const LayerCase& c, const Dispatch& dispatch)
+      : capacity(limits_of(c), dispatch),
         batch(capacity, c.query_lens, c.context_lens, options(c)),
         data(problem(c)) {
-    const HostWorkspace workspace(capacity.workspace_bytes());
-    std::memset(workspace.span().data(), 0xFF, workspace.span().size());  // NaN everywhere
     RunOptions run_options;
     run_options.power_of_two_scales = c.power_of_two_scales;
-    run_layer(capacity, batch, data.tensors(), workspace.span(), nullptr, run_options);
+    support::LayerRunner(capacity).run(batch, data.tensors(), run_options);
   }
 };
 
@@ -396,9 +403,8 @@ TEST(LayerHeads, FewHeadsEqualTheFirstOfMany) {
     RanLayer many(c);
     for (const int heads : {1, 8, 24, 64}) {
       c.num_heads = heads;
-      const Capacity capacity(limits_of(c), {});
+      const Capacity capacity(limits_of(c), support::tested_dispatch());
       const BatchMetadata batch(capacity, c.query_lens, c.context_lens, RanLayer::options(c));
-      const HostWorkspace workspace(capacity.workspace_bytes());
       LayerTensors t = many.data.tensors();
       const std::int64_t tokens = many.data.num_tokens();
       std::vector<bfloat16> out(tokens * heads * 128);
@@ -410,7 +416,7 @@ TEST(LayerHeads, FewHeadsEqualTheFirstOfMany) {
           {t.kv_b_proj.stride(0), t.kv_b_proj.stride(1), t.kv_b_proj.stride(2)});
       t.out = contiguous(out.data(), tokens, heads, 128);
       t.lse = contiguous(lse.data(), heads, tokens);
-      run_layer(capacity, batch, t, workspace.span());
+      support::LayerRunner(capacity).run(batch, t);
       for (std::int64_t token = 0; token < tokens; ++token)
         for (int head = 0; head < heads; ++head) {
           // Sums over other matrix shapes differ in their last bits, bf16 rounding by one step.
@@ -433,10 +439,10 @@ TEST(LayerThreads, TheCallersThreadCountNeedNotBeTheCapacitys) {
   for (const AttentionPath path :
        {AttentionPath::dense, AttentionPath::masked, AttentionPath::sparse}) {
     const LayerCase c = repeatable(path);
-    const Written expected = written(RanLayer(c).data);
+    const Written expected = written(RanLayer(c, cpu()).data);
     for (const auto& [counted, running] : {std::pair{1, 4}, std::pair{4, 1}}) {
       omp_set_num_threads(counted);
-      const Capacity capacity(limits_of(c), {});
+      const Capacity capacity(limits_of(c), cpu());
       const HostWorkspace workspace(capacity.workspace_bytes());
       const BatchMetadata batch(capacity, c.query_lens, c.context_lens, RanLayer::options(c));
       LayerData data(RanLayer::problem(c));
@@ -453,16 +459,15 @@ TEST(LayerThreads, CallersShareCapacityAndMetadata) {
   for (const AttentionPath path : {AttentionPath::masked, AttentionPath::sparse}) {
     const LayerCase c = repeatable(path);
     const Written expected = written(RanLayer(c).data);
-    const Capacity capacity(limits_of(c), {});
+    const Capacity capacity(limits_of(c), support::tested_dispatch());
     const BatchMetadata batch(capacity, c.query_lens, c.context_lens, RanLayer::options(c));
     std::vector<Written> results(4);
     std::vector<std::thread> callers;
     for (Written& result : results)
       callers.emplace_back([&] {
         LayerData data(RanLayer::problem(c));
-        const HostWorkspace workspace(capacity.workspace_bytes());
-        for (int repeat = 0; repeat < 3; ++repeat)
-          run_layer(capacity, batch, data.tensors(), workspace.span());
+        support::LayerRunner runner(capacity);
+        for (int repeat = 0; repeat < 3; ++repeat) runner.run(batch, data.tensors());
         result = written(data);
       });
     for (std::thread& caller : callers) caller.join();
@@ -472,10 +477,9 @@ TEST(LayerThreads, CallersShareCapacityAndMetadata) {
 
 TEST(LayerStages, AreReportedInPairs) {
   const LayerCase c = repeatable(AttentionPath::masked);
-  const Capacity capacity(limits_of(c), {});
+  const Capacity capacity(limits_of(c), support::tested_dispatch());
   const BatchMetadata batch(capacity, c.query_lens, c.context_lens, RanLayer::options(c));
   LayerData data(RanLayer::problem(c));
-  const HostWorkspace workspace(capacity.workspace_bytes());
   std::optional<Stage> open;
   std::vector<Stage> seen;
   RunOptions options;
@@ -489,7 +493,7 @@ TEST(LayerStages, AreReportedInPairs) {
       open.reset();
     }
   };
-  run_layer(capacity, batch, data.tensors(), workspace.span(), nullptr, options);
+  support::LayerRunner(capacity).run(batch, data.tensors(), options);
   for (const Stage stage : {Stage::write_cache, Stage::select, Stage::sparse_mqa,
                             Stage::build_masks, Stage::gather, Stage::attend, Stage::merge})
     EXPECT_THAT(seen, ::testing::Contains(stage)) << to_string(stage);
@@ -498,7 +502,7 @@ TEST(LayerStages, AreReportedInPairs) {
 // Each tensor made wrong in turn: the error names it, and nothing is written.
 TEST(LayerBadInput, IsNamedBeforeAnythingIsWritten) {
   const LayerCase c = repeatable(AttentionPath::masked);
-  const Capacity capacity(limits_of(c), {});
+  const Capacity capacity(limits_of(c), cpu());
   const BatchMetadata batch(capacity, c.query_lens, c.context_lens, RanLayer::options(c));
   LayerData data(RanLayer::problem(c));
   const HostWorkspace workspace(capacity.workspace_bytes());

@@ -10,6 +10,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/run_entry.h"
+
 namespace sparse_mla {
 namespace {
 
@@ -71,7 +73,7 @@ struct Built {
     call.picks = contiguous(static_cast<const std::int32_t*>(picks.data()), num_tokens, p.topk);
     call.members = p.members;
     call.mask = {p.tile, layout.members, words.data(), counts.data(), ids.data()};
-    build_masks_operation().run({layout.num_words, p.topk}, call, {}, {}, nullptr);
+    support::run_fastest(build_masks_operation(), {layout.num_words, p.topk}, call);
   }
 };
 
@@ -200,11 +202,13 @@ TEST(MaskBudget, BadInputIsNamed) {
   call.picks = contiguous(picks.data(), 1, 4);
   call.members = p.members;
   call.mask.members = layout.members;
-  EXPECT_THROW(build_masks_operation().run({100, 4}, call, {}, {}, nullptr), std::invalid_argument);
+  EXPECT_THROW(support::run_fastest(build_masks_operation(), {100, 4}, call),
+               std::invalid_argument);
   call.members = {};
   call.mask.members = {};
   call.mask.tile.queries = 0;
-  EXPECT_THROW(build_masks_operation().run({100, 4}, call, {}, {}, nullptr), std::invalid_argument);
+  EXPECT_THROW(support::run_fastest(build_masks_operation(), {100, 4}, call),
+               std::invalid_argument);
 }
 
 }  // namespace

@@ -13,6 +13,8 @@
 
 #include "sparse_mla/random.h"
 
+#include "tests/support/run_entry.h"
+
 namespace sparse_mla {
 namespace {
 
@@ -56,6 +58,20 @@ struct OwnedPartial {
 
 bool same_bits(float a, float b) { return std::memcmp(&a, &b, sizeof a) == 0; }
 
+// merge_partials on the backend under test.
+void join(const ConstPartial& a, const ConstPartial& b, const Partial& out) {
+  if (support::backend_under_test() != Backend::cuda) return merge_partials(a, b, out);
+  MergeCall call;
+  call.a = a;
+  call.b = b;
+  call.out_f32 = out.out;
+  call.lse = out.lse;
+  support::run_fastest(
+      merge_operation(),
+      {static_cast<int>(b.out.extent(1)), static_cast<int>(b.out.extent(2)), b.out.extent(0)},
+      call);
+}
+
 double log_sum_exp(double a, double b) {
   const double top = std::max(a, b);
   return top + std::log(std::exp(a - top) + std::exp(b - top));
@@ -79,7 +95,7 @@ TEST_P(Merge, MatchesFp64AndTouchesNothingElse) {
   const OwnedPartial untouched = out;
   a.fill(1);
   b.fill(2);
-  merge_partials(a.view, b.view, out.view);
+  join(a.view, b.view, out.view);
   for (std::int64_t row = 0; row < s.rows; ++row)
     for (std::int64_t head = 0; head < s.heads; ++head) {
       const double lse_a = a.view.lse(head, row), lse_b = b.view.lse(head, row);
@@ -105,8 +121,8 @@ TEST_P(Merge, MayWriteOverAnInput) {
   OwnedPartial out(s.rows, s.heads, s.width);
   a.fill(3);
   b.fill(4);
-  merge_partials(a.view, b.view, out.view);
-  merge_partials(a.view, b.view, a.view);
+  join(a.view, b.view, out.view);
+  join(a.view, b.view, a.view);
   for (std::int64_t row = 0; row < s.rows; ++row)
     for (std::int64_t head = 0; head < s.heads; ++head) {
       ASSERT_TRUE(same_bits(a.view.lse(head, row), out.view.lse(head, row)));
@@ -135,7 +151,7 @@ TEST(MergeEmpty, OneSideEmptyReturnsTheOtherBitForBit) {
         b.fill(6);
         a.view.out(0, 0, 0) = b.view.out(0, 0, 0) = -0.0f;
         (a_empty ? a : b).set_row(0, empty, payload);
-        merge_partials(a.view, b.view, out.view);
+        join(a.view, b.view, out.view);
         const Partial& kept = a_empty ? b.view : a.view;
         for (int head = 0; head < 2; ++head) {
           EXPECT_TRUE(same_bits(out.view.lse(head, 0), kept.lse(head, 0)));
@@ -152,7 +168,7 @@ TEST(MergeEmpty, BothEmptyGivesZeroAndMinusInfinity) {
         OwnedPartial a(1, 1, 4), b(1, 1, 4), out(1, 1, 4);
         a.set_row(0, lse_a, payload);
         b.set_row(0, lse_b, payload);
-        merge_partials(a.view, b.view, out.view);
+        join(a.view, b.view, out.view);
         EXPECT_EQ(out.view.lse(0, 0), -kInf);
         for (int i = 0; i < 4; ++i) EXPECT_TRUE(same_bits(out.view.out(0, 0, i), 0.0f));
       }
@@ -162,7 +178,7 @@ TEST(MergeEmpty, AWeightThatUnderflowsToZeroContributesNothing) {
   OwnedPartial a(1, 1, 2), b(1, 1, 2), out(1, 1, 2);
   a.set_row(0, -500.0f, kNaN);  // exp(-500) is 0 in fp32
   b.set_row(0, 0.0f, 2.0f);
-  merge_partials(a.view, b.view, out.view);
+  join(a.view, b.view, out.view);
   EXPECT_EQ(out.view.out(0, 0, 0), 2.0f);
   EXPECT_EQ(out.view.lse(0, 0), 0.0f);
 }
@@ -173,7 +189,7 @@ TEST(MergeEmpty, ANanLsePropagates) {
       OwnedPartial a(1, 1, 2), b(1, 1, 2), out(1, 1, 2);
       a.set_row(0, in_a ? kNaN : other, 1.0f);
       b.set_row(0, in_a ? other : kNaN, 1.0f);
-      merge_partials(a.view, b.view, out.view);
+      join(a.view, b.view, out.view);
       EXPECT_TRUE(std::isnan(out.view.lse(0, 0))) << other << in_a;
       EXPECT_TRUE(std::isnan(out.view.out(0, 0, 0))) << other << in_a;
     }
@@ -188,7 +204,7 @@ TEST(MergeEmpty, MixedRowsLeaveNoNan) {
     if (row % 4 == 1) b.set_row(row, kInf, kNaN);
     if (row % 8 == 0) b.set_row(row, -kInf, kInf);
   }
-  merge_partials(a.view, b.view, out.view);
+  join(a.view, b.view, out.view);
   for (int row = 0; row < 200; ++row)
     for (int head = 0; head < 3; ++head)
       for (int i = 0; i < 8; ++i) EXPECT_FALSE(std::isnan(out.view.out(row, head, i)));
@@ -198,7 +214,7 @@ TEST(MergePublished, NaturalLogarithmNotBaseTwo) {
   OwnedPartial a(1, 1, 1), b(1, 1, 1), out(1, 1, 1);
   a.set_row(0, std::log(2.0f), 0.0f);
   b.set_row(0, std::log(8.0f), 10.0f);
-  merge_partials(a.view, b.view, out.view);
+  join(a.view, b.view, out.view);
   EXPECT_NEAR(out.view.out(0, 0, 0), 8.0f, 1e-5);  // a base mix-up gives 7.233
 }
 
@@ -212,7 +228,7 @@ TEST(MergePublished, PrefixForTheFirstRowsOnly) {
   call.b = suffix.view;
   call.out_f32 = out.view.out;
   call.lse = out.view.lse;
-  merge_operation().run(problem, call, {}, {}, nullptr);
+  support::run_fastest(merge_operation(), problem, call);
   for (int row = 128; row < 613; ++row)
     for (int head = 0; head < 48; ++head) {
       ASSERT_TRUE(same_bits(out.view.lse(head, row), suffix.view.lse(head, row)));
@@ -226,7 +242,7 @@ TEST(MergeOut, Bf16OutIsTheRoundedFp32ResultAtTheMappedToken) {
   OwnedPartial a(5, 2, 6), b(5, 2, 6), out(5, 2, 6);
   a.fill(12);
   b.fill(13);
-  merge_partials(a.view, b.view, out.view);
+  join(a.view, b.view, out.view);
   std::vector<bfloat16> rounded(9 * 2 * 6, __float2bfloat16_rn(99.0f));
   std::vector<float> lse(2 * 9, 99.0f);
   const std::vector<std::int32_t> tokens{8, 0, 3, 1, 6};
@@ -236,7 +252,7 @@ TEST(MergeOut, Bf16OutIsTheRoundedFp32ResultAtTheMappedToken) {
   call.out_bf16 = contiguous(rounded.data(), 9, 2, 6);
   call.lse = contiguous(lse.data(), 2, 9);
   call.out_tokens = tokens.data();
-  merge_operation().run({2, 6, 5, OutputType::bf16}, call, {}, {}, nullptr);
+  support::run_fastest(merge_operation(), {2, 6, 5, OutputType::bf16}, call);
   for (int row = 0; row < 5; ++row)
     for (int head = 0; head < 2; ++head) {
       EXPECT_EQ(call.lse(head, tokens[row]), out.view.lse(head, row));
@@ -252,14 +268,13 @@ TEST(MergeOut, Bf16OutIsTheRoundedFp32ResultAtTheMappedToken) {
 
 TEST(Merge, BadShapesAreNamed) {
   OwnedPartial a(3, 2, 4), b(2, 2, 4), wide(2, 2, 5);
-  EXPECT_THROW(merge_partials(a.view, b.view, b.view), std::invalid_argument);
-  EXPECT_THROW(merge_partials(wide.view, b.view, b.view), std::invalid_argument);
-  EXPECT_THROW(merge_partials(b.view, a.view, b.view), std::invalid_argument);
+  EXPECT_THROW(join(a.view, b.view, b.view), std::invalid_argument);
+  EXPECT_THROW(join(wide.view, b.view, b.view), std::invalid_argument);
+  EXPECT_THROW(join(b.view, a.view, b.view), std::invalid_argument);
   OwnedPartial one_head(2, 1, 4);
-  EXPECT_THROW(merge_partials(b.view, b.view, wide.view), std::invalid_argument);
-  EXPECT_THROW(merge_partials(b.view, b.view, one_head.view), std::invalid_argument);
-  EXPECT_THROW(merge_partials(b.view, b.view, {b.view.out, one_head.view.lse}),
-               std::invalid_argument);
+  EXPECT_THROW(join(b.view, b.view, wide.view), std::invalid_argument);
+  EXPECT_THROW(join(b.view, b.view, one_head.view), std::invalid_argument);
+  EXPECT_THROW(join(b.view, b.view, {b.view.out, one_head.view.lse}), std::invalid_argument);
 }
 
 // Contexts [64, 0, 64, 0], 4 query tokens each: 12 running rows, 8 of them with context.

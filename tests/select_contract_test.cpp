@@ -33,10 +33,10 @@ class SelectContract : public testing::TestWithParam<std::string> {
   const SelectEntry& entry() const { return support::selector(GetParam()); }
 
   void run(const SelectCall& call, const SelectProblem& problem) const {
-    const GuardedWorkspace workspace(entry().workspace_bytes(problem));
-    select_operation().run(entry(), problem, call, workspace.span(), nullptr);
-    EXPECT_TRUE(workspace.intact());
+    support::run_selector(entry(), problem, call);
   }
+
+  bool on_device() const { return entry().backend == Backend::cuda; }
 
   /// The k picks of one row, in the order asked for.
   std::vector<std::int32_t> picks(const std::vector<float>& row, int k, SelectOrder order) const {
@@ -231,7 +231,7 @@ TEST_P(SelectContract, RandomCalls) {
 TEST_P(SelectContract, R23ManyLongRows) {
   // Rows one element apart over one buffer, so that 8,192 × 32,768 scores fit a test. The slow
   // selectors take a sixteenth.
-  const bool fast = GetParam().starts_with("cpu_threshold");
+  const bool fast = GetParam().starts_with("cpu_threshold") || on_device();
   const std::int64_t rows = fast ? 8192 : 64, len = 32768;
   const int k = 2048;
   std::vector<float> scores(static_cast<std::size_t>(rows + len));
@@ -292,6 +292,7 @@ class Reservation {
 };
 
 TEST_P(SelectContract, R13RowsBeyondTwoToTheThirtyOneElements) {
+  if (on_device()) return;  // cuda_large_test, in memory of its own
   constexpr std::int64_t kStride = (std::int64_t{1} << 30) + 7, kRows = 5, kLen = 3000;
   constexpr int kPicks = 40;
   const Reservation scores(static_cast<std::size_t>(kRows * kStride) * sizeof(float));
@@ -376,6 +377,7 @@ TEST_P(SelectContract, RowsMayBeWiderThanTheirBoundWhenRangesAreNot) {
   run.spoil();
   this->run(run.call(), problem);
   run.check();
+  if (on_device()) return;  // cannot look at the ranges
   problem.max_row_len = 999;
   EXPECT_THROW(this->run(run.call(), problem), std::invalid_argument);
 }
@@ -429,7 +431,7 @@ TEST_P(SelectContract, BadArgumentsAreRefusedBeforeAnythingIsWritten) {
   refused("scores.num_rows", [](Call& c, Problem&) { c.scores.num_rows = -1; });
   refused("scores.num_rows", [](Call&, Problem& p) { p.max_rows = kRows - 1; });
   refused("scores.row_len", [](Call& c, Problem&) { c.scores.row_len = -1; });
-  refused("length of row 0", [](Call&, Problem& p) { p.max_row_len = kLen - 1; });
+  if (!on_device()) refused("length of row 0", [](Call&, Problem& p) { p.max_row_len = kLen - 1; });
   refused("scores.type", [](Call&, Problem& p) { p.score_type = ScoreType::bf16; });
   refused("indices", [](Call& c, Problem&) { c.indices = {}; });
   refused("indices rows",
@@ -448,6 +450,7 @@ TEST_P(SelectContract, BadArgumentsAreRefusedBeforeAnythingIsWritten) {
   refused("values stride", [&](Call& c, Problem&) {
     c.values = strided(values.data(), shape(kRows, kPicks), {1, kRows});
   });
+  if (on_device()) return;  // neither out_rows nor host memory for it to run on
   for (const std::int32_t bad : {-1, 3, std::numeric_limits<std::int32_t>::min()}) {
     out_rows[1] = bad;
     refused("out_rows[1]", [](Call&, Problem&) {});
@@ -497,7 +500,9 @@ TEST(SelectChoice, EveryEntryCanBeForcedAndTheReferenceComesLast) {
   Dispatch dispatch;
   dispatch.backend = Backend::cpu;
   const SelectProblem problem{.max_rows = 1, .max_row_len = 10, .k = 3};
-  const std::vector<std::string> names = support::cpu_selectors();
+  std::vector<std::string> names;
+  for (const SelectEntry& entry : select_operation().entries())
+    if (entry.backend == Backend::cpu) names.emplace_back(entry.name);
   ASSERT_FALSE(names.empty());
   EXPECT_EQ(names.back(), "cpu_sort");
   EXPECT_EQ(std::set<std::string>(names.begin(), names.end()).size(), names.size());
@@ -532,7 +537,7 @@ TEST(ThresholdTuning, SampleAndBuffersFitWhatTheyServe) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Cpu, SelectContract, testing::ValuesIn(support::cpu_selectors()),
+INSTANTIATE_TEST_SUITE_P(Entries, SelectContract, testing::ValuesIn(support::tested_selectors()),
                          [](const auto& p) { return p.param; });
 
 }  // namespace

@@ -1,4 +1,4 @@
-/// Runs one CPU selector on owned, guarded memory and compares it with the oracle, exactly.
+/// Runs one selector on owned, guarded memory and compares it with the oracle, exactly.
 #pragma once
 
 #include <algorithm>
@@ -20,6 +20,7 @@
 #include "sparse_mla/select.h"
 #include "sparse_mla/workspace.h"
 
+#include "tests/support/run_entry.h"
 #include "tests/support/select_oracle.h"
 
 namespace sparse_mla {
@@ -45,11 +46,12 @@ inline constexpr float kInf = std::numeric_limits<float>::infinity();
 inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 inline constexpr std::int32_t kGarbage = 0x7FFFFFFF;  ///< what outputs hold before a call
 
-/// The CPU backend's selectors, those that this machine cannot run included.
-inline std::vector<std::string> cpu_selectors() {
+/// The selectors of the backend under test, those that this machine cannot run included.
+inline std::vector<std::string> tested_selectors() {
+  const Backend backend = backend_under_test().value_or(Backend::cpu);
   std::vector<std::string> names;
   for (const SelectEntry& entry : select_operation().entries())
-    if (entry.backend == Backend::cpu) names.emplace_back(entry.name);
+    if (entry.backend == backend) names.emplace_back(entry.name);
   return names;
 }
 
@@ -86,6 +88,16 @@ class GuardedWorkspace {
   std::unique_ptr<std::byte[]> memory_;
   std::byte* base_ = nullptr;
 };
+
+/// Runs a selector where its backend lives.
+inline void run_selector(const SelectEntry& entry, const SelectProblem& problem,
+                         const SelectCall& call) {
+  if (entry.backend == Backend::cuda)
+    return run_on_device(select_operation(), entry, problem, call);
+  const GuardedWorkspace workspace(entry.workspace_bytes(problem));
+  select_operation().run(entry, problem, call, workspace.span(), nullptr);
+  EXPECT_TRUE(workspace.intact()) << "wrote past the workspace";
+}
 
 /// A batch of rows. `fill` writes the row_len scores of a row; what lies between rows is `gap`.
 struct SelectCase {
@@ -174,10 +186,7 @@ class SelectRun {
   void run(const SelectEntry& entry, SelectOrder order = SelectOrder::unspecified,
            TieBreak tie = TieBreak::lowest_index) {
     spoil();
-    const SelectProblem problem = problem_of(call_, tie, order);
-    const GuardedWorkspace workspace(entry.workspace_bytes(problem));
-    select_operation().run(entry, problem, call_, workspace.span(), nullptr);
-    EXPECT_TRUE(workspace.intact()) << "wrote past the workspace";
+    run_selector(entry, problem_of(call_, tie, order), call_);
   }
 
   /// What `run` left must be the oracle's, bit for bit, and nothing else may have been touched.

@@ -7,6 +7,7 @@
 
 #include "tests/support/checked_tokens.h"
 #include "tests/support/reference.h"
+#include "tests/support/run_entry.h"
 #include "tools/memory.h"
 
 namespace sparse_mla::command {
@@ -52,11 +53,12 @@ double memory_of(const std::vector<RequestLengths>& requests, const Limits& limi
 
 /// A workspace is reserved whole and touched in part: for the worst step that limits admit, of
 /// which one batch uses a little. Many times the machine's memory is a typing error all the same.
-std::size_t reservable_bytes(const Capacity& capacity) {
+const Capacity& reservable(const Capacity& capacity) {
   const auto bytes = static_cast<double>(capacity.workspace_bytes());
-  if (bytes > 16 * static_cast<double>(available_memory_bytes()))
+  if (capacity.backend() == Backend::cpu &&
+      bytes > 16 * static_cast<double>(available_memory_bytes()))
     require_memory("workspace", bytes);
-  return capacity.workspace_bytes();
+  return capacity;
 }
 
 }  // namespace
@@ -68,7 +70,7 @@ LayerReplay::LayerReplay(const Limits& limits, Dispatch dispatch, BatchOptions o
       selection_(selection),
       seed_(seed),
       weights_(std::make_shared<support::LayerWeights>(limits.dims, seed)),
-      workspace_(reservable_bytes(capacity_)) {
+      runner_(reservable(capacity_), false) {
   options_.select = selection == support::SelectionKind::indexer;
 }
 
@@ -99,26 +101,16 @@ BatchResult LayerReplay::run(const std::vector<RequestLengths>& requests) {
   result.chunks = static_cast<std::int64_t>(batch.plan().chunks.size());
   if (path_ == AttentionPath::masked) result.mask_scope = batch.mask_scope();
 
-  RunOptions options;
-  options.on_stage = [this](Stage stage, bool begin) { note_stage(stage, begin); };
-  const LayerTensors tensors = data_->tensors();
-  const Clock::time_point begin = Clock::now();
-  run_layer(capacity_, batch, tensors, workspace_.span(), nullptr, options);
-  result.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-  return result;
-}
-
-void LayerReplay::note_stage(Stage stage, bool begin) {
-  const Clock::time_point now = Clock::now();
-  if (begin) {
-    stage_begin_ = now;
-    return;
+  runner_.run(batch, data_->tensors());
+  result.seconds = runner_.seconds();
+  for (const auto& [stage, seconds] : runner_.stage_seconds()) {
+    auto found = std::find_if(stage_seconds_.begin(), stage_seconds_.end(),
+                              [&](const auto& entry) { return entry.first == stage; });
+    if (found == stage_seconds_.end())
+      found = stage_seconds_.insert(stage_seconds_.end(), {stage, 0.0});
+    found->second += seconds;
   }
-  auto found = std::find_if(stage_seconds_.begin(), stage_seconds_.end(),
-                            [&](const auto& entry) { return entry.first == stage; });
-  if (found == stage_seconds_.end())
-    found = stage_seconds_.insert(stage_seconds_.end(), {stage, 0.0});
-  found->second += std::chrono::duration<double>(now - stage_begin_).count();
+  return result;
 }
 
 std::vector<support::CheckedToken> LayerReplay::checked_tokens(bool all) const {
@@ -130,26 +122,72 @@ std::vector<support::CheckedToken> LayerReplay::checked_tokens(bool all) const {
   return tokens;
 }
 
-std::vector<float> LayerReplay::layer_scores(const support::CheckedToken& token) {
+std::vector<std::vector<float>> LayerReplay::layer_scores(
+    std::span<const support::CheckedToken> tokens) {
   const LayerTensors tensors = data_->tensors();
-  std::vector<float> scores(token.position + 1);
-  ScoreMember member;
-  member.request = static_cast<std::int32_t>(token.request);
-  member.query_start = static_cast<std::int32_t>(token.token);
-  member.num_rows = 1;
-  member.first_position = static_cast<std::int32_t>(token.position);
-  member.row_keys = static_cast<std::int32_t>(scores.size());
+  const ModelDims& dims = capacity_.limits().dims;
+  const auto count = static_cast<std::int64_t>(tokens.size());
+  const std::int64_t width = std::int64_t{dims.index_n_heads} * dims.index_head_dim;
+  std::vector<fp8_e4m3> index_q(static_cast<std::size_t>(count * width));
+  std::vector<float> weights(static_cast<std::size_t>(count * dims.index_n_heads));
+  std::vector<ScoreMember> members;
+  std::int64_t num_scores = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const support::CheckedToken& token = tokens[static_cast<std::size_t>(i)];
+    for (std::int64_t head = 0; head < dims.index_n_heads; ++head)
+      std::copy_n(address(tensors.index_q, token.token, head, 0), dims.index_head_dim,
+                  index_q.begin() + i * width + head * dims.index_head_dim);
+    for (std::int64_t head = 0; head < dims.index_n_heads; ++head)
+      weights[static_cast<std::size_t>(i * dims.index_n_heads + head)] =
+          tensors.index_weights(token.token, head);
+    ScoreMember member;
+    member.request = static_cast<std::int32_t>(token.request);
+    member.query_start = static_cast<std::int32_t>(i);
+    member.num_rows = 1;
+    member.first_position = static_cast<std::int32_t>(token.position);
+    member.row_keys = static_cast<std::int32_t>(token.position + 1);
+    member.first_row = static_cast<std::int32_t>(i);
+    member.score_offset = num_scores;
+    num_scores += member.row_keys;
+    members.push_back(member);
+  }
+  std::vector<float> scores(static_cast<std::size_t>(num_scores));
   IndexerCall call;
-  call.index_q = tensors.index_q;
-  call.index_weights = tensors.index_weights;
+  call.index_q =
+      contiguous<const fp8_e4m3>(index_q.data(), count, dims.index_n_heads, dims.index_head_dim);
+  call.index_weights = contiguous<const float>(weights.data(), count, dims.index_n_heads);
   call.cache = tensors.index_cache;
   call.block_tables = tensors.block_tables;
-  call.members = {&member, 1};
+  call.members = members;
   call.scores = scores.data();
-  const IndexerProblem& problem = capacity_.operations().select_from_indexer.problem.indexer;
-  // The selection's scratch is free between two runs of the layer.
-  indexer_scores_operation().run(problem, call, workspace_.span(), capacity_.dispatch(), nullptr);
-  return scores;
+  IndexerProblem problem = capacity_.operations().select_from_indexer.problem.indexer;
+  problem.max_rows = count;
+  const auto& entry = indexer_scores_operation().choose(problem, capacity_.dispatch());
+  support::run_entry(indexer_scores_operation(), entry.name, problem, call);
+  std::vector<std::vector<float>> result;
+  for (const ScoreMember& member : members)
+    result.emplace_back(scores.begin() + member.score_offset,
+                        scores.begin() + member.score_offset + member.row_keys);
+  return result;
+}
+
+void LayerReplay::check_selection(std::span<const support::CheckedToken> tokens,
+                                  CheckResult& result) {
+  std::vector<support::CheckedToken> selected;
+  for (const support::CheckedToken& token : tokens)
+    if (!token.all_visible) selected.push_back(token);
+  // In slices of about 2^26 scores, so that those of a large batch need not fit memory at once.
+  constexpr std::int64_t kScores = std::int64_t{1} << 26;
+  for (std::size_t begin = 0; begin < selected.size();) {
+    std::size_t end = begin;
+    for (std::int64_t scores = 0; end < selected.size() && scores < kScores; ++end)
+      scores += selected[end].position + 1;
+    const auto slice = std::span(selected).subspan(begin, end - begin);
+    const auto scores = layer_scores(slice);
+    for (std::size_t i = 0; i < slice.size(); ++i)
+      result.selection.add(*data_, slice[i], scores[i]);
+    begin = end;
+  }
 }
 
 void LayerReplay::check(bool all, CheckResult& result) {
@@ -168,9 +206,7 @@ void LayerReplay::check(bool all, CheckResult& result) {
         result.unquantised, *data_, slice,
         support::reference_attention(*data_, slice, support::ReferenceRows::unquantised));
   }
-  if (selection_ == support::SelectionKind::indexer)
-    for (const support::CheckedToken& token : tokens)
-      if (!token.all_visible) result.selection.add(*data_, token, layer_scores(token));
+  if (selection_ == support::SelectionKind::indexer) check_selection(tokens, result);
   const support::WrongCacheRows wrong = data_->count_wrong_cache_rows();
   result.wrong_cache_rows += wrong.latent + wrong.index_keys;
 }

@@ -1,17 +1,18 @@
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "sparse_mla/layer.h"
 
 #include "tests/support/compare.h"
+#include "tests/support/layer_runner.h"
 #include "tests/support/problem.h"
 #include "tools/request_lengths.h"
 
@@ -64,21 +65,19 @@ class LayerReplay {
   const std::vector<std::pair<Stage, double>>& stage_seconds() const { return stage_seconds_; }
 
  private:
-  using Clock = std::chrono::steady_clock;
-
-  std::vector<float> layer_scores(const support::CheckedToken& token);
-  void note_stage(Stage stage, bool begin);
+  void check_selection(std::span<const support::CheckedToken> tokens, CheckResult& result);
+  /// The layer's own scores of each token, [position + 1], by the entry that the capacity chose.
+  std::vector<std::vector<float>> layer_scores(std::span<const support::CheckedToken> tokens);
 
   Capacity capacity_;
   BatchOptions options_;
   support::SelectionKind selection_;
   std::uint64_t seed_;
   std::shared_ptr<const support::LayerWeights> weights_;
-  HostWorkspace workspace_;
+  support::LayerRunner runner_;
   std::optional<support::LayerData> data_;
   AttentionPath path_ = AttentionPath::none;
   std::int64_t next_request_id_ = 0;
-  Clock::time_point stage_begin_;
   std::vector<std::pair<Stage, double>> stage_seconds_;
 };
 

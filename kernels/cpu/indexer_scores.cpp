@@ -79,8 +79,8 @@ void check(const IndexerProblem& problem, const IndexerCall& call) {
                 member.query_start + std::int64_t{member.num_rows} <= call.index_q.extent(0),
             name + ".query_start", member.query_start,
             "rows within index_q's " + std::to_string(call.index_q.extent(0)));
-    require(member.first_position >= 0, name + ".first_position", member.first_position,
-            "at least 0");
+    require(member.first_position >= -1, name + ".first_position", member.first_position,
+            "at least -1 (a first row without keys)");
     const std::int64_t keys = visible_keys(member, member.num_rows - 1);
     require(keys <= problem.max_keys, name + ".first_position", member.first_position,
             "at most the problem's " + std::to_string(problem.max_keys) + " keys for its last row");
