@@ -36,7 +36,7 @@ using Stream = CUstream_st*;
 /// A strided view; extents and strides are 64-bit and counted in elements.
 template <class T, std::size_t Rank>
 using View =
-    cuda::std::mdspan<T, cuda::std::dextents<std::int64_t, Rank>, cuda::std::layout_stride>;
+    ::cuda::std::mdspan<T, ::cuda::std::dextents<std::int64_t, Rank>, ::cuda::std::layout_stride>;
 template <class T>
 using View1 = View<T, 1>;
 template <class T>
@@ -49,7 +49,7 @@ template <class T, class... Extents>
 View<T, sizeof...(Extents)> contiguous(T* data, Extents... extents) {
   constexpr std::size_t kRank = sizeof...(Extents);
   const std::array<std::int64_t, kRank> shape{static_cast<std::int64_t>(extents)...};
-  cuda::std::array<std::int64_t, kRank> sizes{}, strides{};
+  ::cuda::std::array<std::int64_t, kRank> sizes{}, strides{};
   std::int64_t stride = 1;
   for (std::size_t axis = kRank; axis-- > 0;) {
     sizes[axis] = shape[axis];
@@ -57,26 +57,26 @@ View<T, sizeof...(Extents)> contiguous(T* data, Extents... extents) {
     stride *= shape[axis];
   }
   return View<T, kRank>(data, typename View<T, kRank>::mapping_type(
-                                  cuda::std::dextents<std::int64_t, kRank>(sizes), strides));
+                                  ::cuda::std::dextents<std::int64_t, kRank>(sizes), strides));
 }
 
 /// A view with explicit strides (elements).
 template <class T, std::size_t Rank>
 View<T, Rank> strided(T* data, const std::array<std::int64_t, Rank>& shape,
                       const std::array<std::int64_t, Rank>& stride) {
-  cuda::std::array<std::int64_t, Rank> sizes{}, strides{};
+  ::cuda::std::array<std::int64_t, Rank> sizes{}, strides{};
   for (std::size_t axis = 0; axis < Rank; ++axis) {
     sizes[axis] = shape[axis];
     strides[axis] = stride[axis];
   }
   return View<T, Rank>(data, typename View<T, Rank>::mapping_type(
-                                 cuda::std::dextents<std::int64_t, Rank>(sizes), strides));
+                                 ::cuda::std::dextents<std::int64_t, Rank>(sizes), strides));
 }
 
 /// The address of element (i, j, …): for kernels that walk rows by pointer.
 template <class T, class Extents, class... Index>
 SPARSE_MLA_HOST_DEVICE T* address(
-    const cuda::std::mdspan<T, Extents, cuda::std::layout_stride>& view, Index... index) {
+    const ::cuda::std::mdspan<T, Extents, ::cuda::std::layout_stride>& view, Index... index) {
   return view.data_handle() + view.mapping()(static_cast<std::int64_t>(index)...);
 }
 

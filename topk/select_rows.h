@@ -13,6 +13,7 @@
 #include "sparse_mla/select.h"
 #include "sparse_mla/workspace.h"
 #include "topk/ordered_key.h"
+#include "topk/select_checks.h"
 
 namespace sparse_mla::topk {
 
@@ -33,8 +34,8 @@ std::int64_t row_offset(const ScoreRows& scores, std::int64_t r);
 /// Row r's candidates: [starts[r], ends[r]) cut to [0, row_len).
 RowScores row_scores(const SelectCall& call, std::int64_t r);
 
-/// Throws std::invalid_argument for a problem or a call that breaks select.h's contract.
-void validate(const SelectProblem& problem);
+/// Throws std::invalid_argument for a call that breaks select.h's contract, in its shapes or in
+/// what its arrays hold.
 void validate(const SelectProblem& problem, const SelectCall& call);
 
 /// Threads that work on the problem, and hence sets of scratch: never more than rows.

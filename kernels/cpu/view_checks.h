@@ -11,7 +11,7 @@
 namespace sparse_mla::cpu {
 
 template <class T, class Extents>
-using StridedView = cuda::std::mdspan<T, Extents, cuda::std::layout_stride>;
+using StridedView = ::cuda::std::mdspan<T, Extents, ::cuda::std::layout_stride>;
 
 /// "[3, 16, 576]"
 template <class T, class Extents>
