@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "kernels/common/indexer_checks.h"
 #include "kernels/cpu/entries.h"
 #include "sparse_mla/error.h"
 #include "sparse_mla/workspace.h"
@@ -77,12 +78,7 @@ std::size_t workspace_bytes(const SelectFromIndexerProblem& problem) {
 
 void run(const SelectFromIndexerProblem& problem, const SelectFromIndexerCall& call,
          std::span<std::byte> workspace, Stream stream) {
-  require(call.piece.num_rows <= problem.indexer.max_rows, "piece.num_rows", call.piece.num_rows,
-          "at most " + std::to_string(problem.indexer.max_rows));
-  require(call.piece.num_scores <= problem.max_scores, "piece.num_scores", call.piece.num_scores,
-          "at most " + std::to_string(problem.max_scores));
-  require(call.picks.extent(1) == problem.topk, "picks", call.picks.extent(1),
-          "topk (" + std::to_string(problem.topk) + ") columns");
+  check_shapes(problem, call);
   for (const std::int32_t token : call.whole_tokens)
     require(token >= 0 && token < call.picks.extent(0), "whole_tokens", token,
             "a row of picks, below " + std::to_string(call.picks.extent(0)));
