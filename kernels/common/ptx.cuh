@@ -79,6 +79,13 @@ __device__ inline float ex2(float x) {
   return y;
 }
 
+/// The larger one, NaN if either is.
+__device__ inline float max_nan(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
 /// Two floats rounded to nearest into one register, `low` in the lower half.
 __device__ inline std::uint32_t pack_bf16(float low, float high) {
   std::uint32_t packed;

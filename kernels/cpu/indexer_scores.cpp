@@ -10,12 +10,12 @@
 #include <limits>
 #include <string>
 
+#include "kernels/common/indexer_checks.h"
 #include "kernels/cpu/cpu_features.h"
 #include "kernels/cpu/e4m3_values.h"
 #include "kernels/cpu/entries.h"
 #include "kernels/cpu/thread_scratch.h"
 #include "kernels/cpu/tile_kernels.h"
-#include "kernels/cpu/view_checks.h"
 #include "sparse_mla/error.h"
 
 namespace sparse_mla::cpu {
@@ -54,18 +54,7 @@ std::int64_t visible_keys(const ScoreMember& member, std::int64_t r) {
 }
 
 void check(const IndexerProblem& problem, const IndexerCall& call) {
-  require_extent("index_q", call.index_q, 1, problem.index_n_heads, "index_n_heads");
-  require_extent("index_q", call.index_q, 2, problem.index_head_dim, "index_head_dim");
-  require_extent("index_weights", call.index_weights, 0, call.index_q.extent(0),
-                 "index_q's tokens");
-  require_extent("index_weights", call.index_weights, 1, problem.index_n_heads, "index_n_heads");
-  require_contiguous_rows("index_q", call.index_q);
-  require(call.cache.head_dim == problem.index_head_dim, "cache.head_dim", call.cache.head_dim,
-          "index_head_dim (" + std::to_string(problem.index_head_dim) + ")");
-  require(call.cache.block_size >= 1, "cache.block_size", call.cache.block_size, "at least 1");
-  require(call.cache.num_blocks >= 0, "cache.num_blocks", call.cache.num_blocks, "at least 0");
-  require(call.cache.data != nullptr || call.cache.num_blocks == 0, "cache.data", "null",
-          "the cache's pages");
+  check_shapes(problem, call);
   std::int64_t rows = 0;
   for (std::size_t m = 0; m < call.members.size(); ++m) {
     const ScoreMember& member = call.members[m];
