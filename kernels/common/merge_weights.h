@@ -24,13 +24,23 @@ SPARSE_MLA_HOST_DEVICE inline MergeWeights merge_weights(float lse_a, float lse_
   return {weight_a / sum, weight_b / sum, top + logf(sum)};
 }
 
+/// x · a + y · b, rounded after every step on every backend: where a compiler may fuse as it likes,
+/// two kernels (or two paths of one) would differ in the last bit.
+SPARSE_MLA_HOST_DEVICE inline float weighted_sum(float x, float a, float y, float b) {
+#ifdef __CUDA_ARCH__
+  return __fadd_rn(__fmul_rn(x, a), __fmul_rn(y, b));
+#else
+  return x * a + y * b;
+#endif
+}
+
 /// One output element. Weight 0 contributes nothing, whatever the value; weight 1 alone returns the
 /// value bit for bit.
 SPARSE_MLA_HOST_DEVICE inline float merge_value(const MergeWeights& weights, float value_a,
                                                 float value_b) {
   if (weights.a == 0.0f) return weights.b == 0.0f ? 0.0f : weights.b * value_b;
   if (weights.b == 0.0f) return weights.a * value_a;
-  return weights.a * value_a + weights.b * value_b;
+  return weighted_sum(weights.a, value_a, weights.b, value_b);
 }
 
 }  // namespace sparse_mla

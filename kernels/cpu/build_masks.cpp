@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "kernels/common/mask_checks.h"
 #include "kernels/cpu/entries.h"
 #include "sparse_mla/error.h"
 
@@ -10,13 +11,7 @@ namespace sparse_mla::cpu {
 namespace {
 
 void check(const BuildMasksProblem& problem, const BuildMasksCall& call) {
-  require(call.mask.members.size() == call.members.size(), "mask.members", call.mask.members.size(),
-          "one per member (" + std::to_string(call.members.size()) + ")");
-  require(call.mask.tile.queries >= 1, "mask.tile.queries", call.mask.tile.queries, "at least 1");
-  require(call.mask.tile.keys >= 32 && call.mask.tile.keys % 32 == 0, "mask.tile.keys",
-          call.mask.tile.keys, "a multiple of 32");
-  require(call.picks.extent(1) == problem.topk, "picks", call.picks.extent(1),
-          "topk (" + std::to_string(problem.topk) + ") columns");
+  check_shapes(problem, call);
   std::int64_t words = 0;
   for (std::size_t m = 0; m < call.members.size(); ++m) {
     const ChunkMember& member = call.members[m];
@@ -29,9 +24,7 @@ void check(const BuildMasksProblem& problem, const BuildMasksCall& call) {
   }
   require(words <= problem.max_words, "mask", words,
           "at most the problem's " + std::to_string(problem.max_words) + " words");
-  require(words == 0 || (call.mask.words != nullptr && call.mask.tile_counts != nullptr &&
-                         call.mask.tile_ids != nullptr),
-          "mask", "null", "memory for words, tile_counts and tile_ids");
+  check_memory(call.mask, words > 0);
 }
 
 /// The rows [row_begin, row_end) of one member, which are one query tile.

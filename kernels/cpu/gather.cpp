@@ -3,6 +3,7 @@
 #include <cstring>
 #include <string>
 
+#include "kernels/common/cache_checks.h"
 #include "kernels/cpu/cpu_features.h"
 #include "kernels/cpu/entries.h"
 #include "kernels/cpu/latent_rows.h"
@@ -13,12 +14,7 @@ namespace sparse_mla::cpu {
 namespace {
 
 void check(const GatherProblem& problem, const GatherCall& call) {
-  const int latent_dim = problem.kv_lora_rank + problem.qk_rope_head_dim;
-  validate(call.cache, problem.format, problem.kv_lora_rank, problem.qk_rope_head_dim, "cache");
-  require(call.rows.extent(1) == latent_dim, "rows", call.rows.extent(1),
-          "L+R (" + std::to_string(latent_dim) + ") columns");
-  require(call.rows.extent(0) == 0 || call.rows.stride(1) == 1, "rows", call.rows.stride(1),
-          "contiguous rows (last stride 1)");
+  check_shapes(problem, call);
   std::int64_t total = 0;
   for (std::size_t m = 0; m < call.members.size(); ++m) {
     const ChunkMember& member = call.members[m];

@@ -1,11 +1,10 @@
 // Operation `hadamard` on the CPU: butterflies over one row in a thread's scratch.
-#include <bit>
 #include <cmath>
 #include <string>
 
+#include "kernels/common/rotation_checks.h"
 #include "kernels/cpu/entries.h"
 #include "kernels/cpu/thread_scratch.h"
-#include "kernels/cpu/view_checks.h"
 #include "sparse_mla/error.h"
 
 namespace sparse_mla::cpu {
@@ -17,19 +16,6 @@ struct Scratch {
     row = carver.take<float>("hadamard_row", problem.dims);
   }
 };
-
-bool is_power_of_two(int dims) {
-  return dims >= 1 && std::has_single_bit(static_cast<unsigned>(dims));
-}
-
-void check(const HadamardProblem& problem, const HadamardCall& call) {
-  require(is_power_of_two(problem.dims), "dims", problem.dims, "a power of two");
-  require(call.in.extent(0) <= problem.max_rows, "in", shape_text(call.in),
-          "at most the problem's " + std::to_string(problem.max_rows) + " rows");
-  require_extent("in", call.in, 2, problem.dims, "dims");
-  for (std::size_t axis = 0; axis < 3; ++axis)
-    require_extent("out", call.out, axis, call.in.extent(axis), "in's");
-}
 
 /// values [dims] ← H · values, not yet normalised.
 void butterflies(float* values, std::int64_t dims) {
@@ -44,7 +30,7 @@ void butterflies(float* values, std::int64_t dims) {
 
 void run(const HadamardProblem& problem, const HadamardCall& call, std::span<std::byte> workspace,
          Stream) {
-  check(problem, call);
+  check_shapes(problem, call);
   const std::int64_t dims = problem.dims, heads = call.in.extent(1);
   const std::int64_t items = call.in.extent(0) * heads;
   if (items == 0) return;
@@ -63,15 +49,10 @@ void run(const HadamardProblem& problem, const HadamardCall& call, std::span<std
   }
 }
 
-std::string why_not(const HadamardProblem& problem) {
-  if (is_power_of_two(problem.dims)) return "";
-  return "dims: got " + std::to_string(problem.dims) + ", expected a power of two";
-}
-
 }  // namespace
 
 std::vector<Entry<HadamardProblem, HadamardCall>> hadamard_entries() {
-  return {{"cpu", Backend::cpu, "fp32 butterflies, a row at a time", why_not,
+  return {{"cpu", Backend::cpu, "fp32 butterflies, a row at a time", why_not_power_of_two,
            scratch_bytes<Scratch>, run}};
 }
 

@@ -2,6 +2,7 @@
 #include <limits>
 #include <string>
 
+#include "kernels/common/partial_checks.h"
 #include "kernels/cpu/entries.h"
 #include "sparse_mla/error.h"
 
@@ -9,20 +10,8 @@ namespace sparse_mla::cpu {
 namespace {
 
 void check(const InitPartialProblem& problem, const InitPartialCall& call) {
-  const Partial& running = call.running;
-  const std::int64_t rows = running.out.extent(0);
-  require(rows <= problem.max_rows, "running.out", rows,
-          "at most the problem's " + std::to_string(problem.max_rows) + " rows");
-  require(rows == 0 || (running.out.extent(1) == problem.num_heads &&
-                        running.out.extent(2) == problem.v_head_dim),
-          "running.out",
-          "[rows, " + std::to_string(running.out.extent(1)) + ", " +
-              std::to_string(running.out.extent(2)) + "]",
-          "[rows, " + std::to_string(problem.num_heads) + ", " +
-              std::to_string(problem.v_head_dim) + "]");
-  require(
-      rows == 0 || (running.lse.extent(0) == problem.num_heads && running.lse.extent(1) >= rows),
-      "running.lse", running.lse.extent(1), "[num_heads, rows] of its out");
+  check_shapes(problem, call);
+  const std::int64_t rows = call.running.out.extent(0);
   for (const TokenRange& range : call.ranges)
     require(0 <= range.begin && range.begin <= range.end && range.end <= rows, "ranges",
             "[" + std::to_string(range.begin) + ", " + std::to_string(range.end) + ")",

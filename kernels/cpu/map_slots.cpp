@@ -1,7 +1,7 @@
 // Operation `map_slots` on the CPU.
-#include <limits>
 #include <string>
 
+#include "kernels/common/cache_checks.h"
 #include "kernels/cpu/entries.h"
 #include "sparse_mla/error.h"
 
@@ -9,21 +9,8 @@ namespace sparse_mla::cpu {
 namespace {
 
 void check(const MapSlotsProblem& problem, const MapSlotsCall& call) {
-  const std::int64_t rows = call.slots.extent(0);
-  require(rows <= problem.max_tokens, "slots", rows,
-          "at most the problem's " + std::to_string(problem.max_tokens) + " rows");
-  require(call.block_size >= 1, "block_size", call.block_size, "at least 1");
-  require(call.num_blocks >= 0 &&
-              call.num_blocks * call.block_size <= std::numeric_limits<std::int32_t>::max(),
-          "num_blocks", call.num_blocks, "a cache of at most 2^31-1 slots");
-  if (rows == 0) return;
-  require(call.slots.extent(1) == problem.topk && call.picks.extent(1) == problem.topk, "picks",
-          call.picks.extent(1), "topk (" + std::to_string(problem.topk) + ") columns, like slots");
-  require(call.tokens != nullptr || call.picks.extent(0) == rows, "picks", call.picks.extent(0),
-          "as many rows as slots (" + std::to_string(rows) + ")");
-  require(call.request_of_token != nullptr && call.keys_of_token != nullptr, "request_of_token",
-          "null", "request and key count of every token");
-  for (std::int64_t row = 0; row < rows; ++row) {
+  check_shapes(problem, call);
+  for (std::int64_t row = 0; row < call.slots.extent(0); ++row) {
     const std::int64_t token = call.tokens == nullptr ? row : call.tokens[row];
     require(token >= 0 && token < call.picks.extent(0), "tokens[" + std::to_string(row) + "]",
             token, "a row of picks, below " + std::to_string(call.picks.extent(0)));

@@ -1,25 +1,16 @@
 // Operation `rotary` on the CPU: a row of pairs at a time.
 #include <string>
 
+#include "kernels/common/rotation_checks.h"
 #include "kernels/cpu/entries.h"
-#include "kernels/cpu/view_checks.h"
 #include "sparse_mla/error.h"
 
 namespace sparse_mla::cpu {
 namespace {
 
 void check(const RotaryProblem& problem, const RotaryCall& call) {
-  const std::int64_t rows = call.in.extent(0);
-  require(problem.dims >= 2 && problem.dims % 2 == 0, "dims", problem.dims,
-          "an even number from 2 on");
-  require(rows <= problem.max_rows, "in", shape_text(call.in),
-          "at most the problem's " + std::to_string(problem.max_rows) + " rows");
-  require_extent("in", call.in, 2, problem.dims, "dims");
-  for (std::size_t axis = 0; axis < 3; ++axis)
-    require_extent("out", call.out, axis, call.in.extent(axis), "in's");
-  require_extent("positions", call.positions, 0, rows, "in's rows");
-  require_extent("table", call.table, 1, problem.dims, "dims");
-  for (std::int64_t row = 0; row < rows; ++row)
+  check_shapes(problem, call);
+  for (std::int64_t row = 0; row < call.in.extent(0); ++row)
     require(call.positions(row) >= 0 && call.positions(row) < call.table.extent(0),
             "positions[" + std::to_string(row) + "]", call.positions(row),
             "0 … " + std::to_string(call.table.extent(0) - 1) + ", a row of the table");

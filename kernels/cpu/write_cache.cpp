@@ -1,8 +1,8 @@
 // Operation `write_cache` on the CPU: checks every slot, then writes row by row.
-#include <cmath>
 #include <cstring>
 #include <string>
 
+#include "kernels/common/cache_checks.h"
 #include "kernels/cpu/cpu_features.h"
 #include "kernels/cpu/entries.h"
 #include "kernels/cpu/latent_rows.h"
@@ -12,46 +12,10 @@
 namespace sparse_mla::cpu {
 namespace {
 
-bool with_index(const WriteCacheProblem& problem, const WriteCacheCall& call) {
-  return problem.index_head_dim > 0 && call.index_k.data_handle() != nullptr;
-}
-
 void check(const WriteCacheProblem& problem, const WriteCacheCall& call) {
-  const std::int64_t tokens = call.slot_mapping.extent(0);
-  require(tokens <= problem.max_tokens, "slot_mapping", tokens,
-          "at most the problem's " + std::to_string(problem.max_tokens) + " tokens");
-  if (tokens == 0) return;
-  const int latent_dim = problem.kv_lora_rank + problem.qk_rope_head_dim;
-  require(call.latent.extent(0) == tokens && call.latent.extent(1) == latent_dim, "latent",
-          "[" + std::to_string(call.latent.extent(0)) + ", " +
-              std::to_string(call.latent.extent(1)) + "]",
-          "[" + std::to_string(tokens) + ", " + std::to_string(latent_dim) + "]");
-  require(call.latent.stride(1) == 1, "latent", call.latent.stride(1),
-          "contiguous rows (last stride 1)");
-  validate(call.latent_cache, problem.format, problem.kv_lora_rank, problem.qk_rope_head_dim,
-           "latent_cache");
-  const float scale = call.latent_cache.scale;
-  require(problem.format != CacheFormat::fp8 || (scale > 0 && std::isfinite(scale)),
-          "latent_cache.scale", scale, "a positive number");
-  const bool index = with_index(problem, call);
-  if (index) {
-    require(call.index_k.extent(0) == tokens && call.index_k.extent(1) == problem.index_head_dim,
-            "index_k",
-            "[" + std::to_string(call.index_k.extent(0)) + ", " +
-                std::to_string(call.index_k.extent(1)) + "]",
-            "[" + std::to_string(tokens) + ", " + std::to_string(problem.index_head_dim) + "]");
-    require(call.index_k.stride(1) == 1, "index_k", call.index_k.stride(1),
-            "contiguous rows (last stride 1)");
-    require(call.index_k_scale.extent(0) == tokens, "index_k_scale", call.index_k_scale.extent(0),
-            std::to_string(tokens) + " entries");
-    require(call.index_cache.head_dim == problem.index_head_dim, "index_cache.head_dim",
-            call.index_cache.head_dim, std::to_string(problem.index_head_dim));
-    require(
-        call.index_cache.num_slots() == call.latent_cache.num_slots(), "index_cache",
-        call.index_cache.num_slots(),
-        "as many slots as latent_cache (" + std::to_string(call.latent_cache.num_slots()) + ")");
-  }
-  for (std::int64_t token = 0; token < tokens; ++token) {
+  check_shapes(problem, call);
+  const bool index = with_index_keys(problem, call);
+  for (std::int64_t token = 0; token < call.slot_mapping.extent(0); ++token) {
     const std::int64_t slot = call.slot_mapping(token);
     require(slot >= -1 && slot < call.latent_cache.num_slots(),
             "slot_mapping[" + std::to_string(token) + "]", slot,
@@ -70,7 +34,7 @@ void run(const WriteCacheProblem& problem, const WriteCacheCall& call, const Row
     const std::int64_t slot = call.slot_mapping(token);
     if (slot < 0) continue;
     rows.write(slot, address(call.latent, token, 0), call.power_of_two_scales);
-    if (!with_index(problem, call)) continue;
+    if (!with_index_keys(problem, call)) continue;
     std::memcpy(call.index_cache.key(slot), address(call.index_k, token, 0),
                 static_cast<std::size_t>(problem.index_head_dim));
     const float scale = call.index_k_scale(token);
