@@ -28,11 +28,13 @@ struct ProjectionTest {
   int heads = 1, lora = 512, nope = 128, rope = 64, value = 128;
   std::vector<std::int32_t> tokens;  // rows, for up_project: their number
   std::int64_t num_tokens = 10;
+  int gap = 1;  // elements; 8: every row starts on a 16-byte boundary, as in an engine
 };
 
 std::ostream& operator<<(std::ostream& out, const ProjectionTest& p) {
   return out << p.heads << " heads, " << p.lora << ", " << p.nope << '+' << p.rope << ", "
-             << p.value << ", " << p.tokens.size() << " of " << p.num_tokens << " tokens";
+             << p.value << ", " << p.tokens.size() << " of " << p.num_tokens << " tokens, gap "
+             << p.gap;
 }
 
 class Random {
@@ -116,9 +118,9 @@ TEST_P(Projection, UpProject) {
   values.randomise(random);
   for (std::int64_t r = 0; r < count(); ++r)
     for (int l = 0; l < p.lora; ++l) rows(r, l) = values.view(r, 0, l);
-  Tensor weights(p.heads, p.nope + p.value, p.lora, 2);
+  Tensor weights(p.heads, p.nope + p.value, p.lora, 2 * p.gap);
   weights.randomise(random);
-  Tensor kv(count(), p.heads, p.nope + p.value, 3);
+  Tensor kv(count(), p.heads, p.nope + p.value, 3 * p.gap);
 
   UpProjectCall call;
   call.latent = rows;
@@ -143,11 +145,11 @@ TEST_P(Projection, UpProject) {
 TEST_P(Projection, AbsorbQuery) {
   const ProjectionTest& p = problem();
   Random random;
-  Tensor q(p.num_tokens, p.heads, p.nope + p.rope, 1),
-      weights(p.heads, p.nope + p.value, p.lora, 2);
+  Tensor q(p.num_tokens, p.heads, p.nope + p.rope, p.gap),
+      weights(p.heads, p.nope + p.value, p.lora, 2 * p.gap);
   q.randomise(random);
   weights.randomise(random);
-  Tensor absorbed(count(), p.heads, p.lora + p.rope, 3);
+  Tensor absorbed(count(), p.heads, p.lora + p.rope, 3 * p.gap);
 
   AbsorbQueryCall call;
   call.q = q.view;
@@ -192,10 +194,11 @@ TEST_P(Projection, AbsorbQuery) {
 TEST_P(Projection, ProjectValue) {
   const ProjectionTest& p = problem();
   Random random;
-  Tensor latent(count(), p.heads, p.lora, 1), weights(p.heads, p.nope + p.value, p.lora, 2);
+  Tensor latent(count(), p.heads, p.lora, p.gap),
+      weights(p.heads, p.nope + p.value, p.lora, 2 * p.gap);
   latent.randomise(random);
   weights.randomise(random);
-  Tensor out(p.num_tokens, p.heads, p.value, 3);
+  Tensor out(p.num_tokens, p.heads, p.value, 3 * p.gap);
 
   ProjectValueCall call;
   call.latent_out = latent.view;
@@ -258,6 +261,10 @@ std::vector<ProjectionTest> problems() {
   list.push_back({5, 24, 16, 8, 8, every(600, 1), 600});
   list.push_back({1, 8, 4, 2, 4, every(66000, 1), 66000});
   list.push_back({2, 16, 8, 4, 8, {}, 0});
+  list.push_back({16, 512, 128, 64, 128, {7, 3}, 9, 8});
+  list.push_back({128, 96, 32, 16, 24, {7, 3, 5}, 9, 8});
+  list.push_back({2, 64, 32, 8, 16, every(257, 2), 514, 8});
+  list.push_back({3, 24, 16, 8, 8, every(2100, 1), 2100, 8});
   return list;
 }
 

@@ -5,11 +5,13 @@
 // into panels once. They stand on either side of sparse MQA and, like it, give a token the same
 // bits in whatever batch it comes; BLAS products of different heights do not promise that, panel
 // products do.
-#include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "kernels/common/finished_row.h"
+#include "kernels/common/projection_checks.h"
 #include "kernels/cpu/blas.h"
 #include "kernels/cpu/cpu_features.h"
 #include "kernels/cpu/entries.h"
@@ -32,12 +34,8 @@ constexpr std::int64_t token_tile() { return 64; }
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 std::int64_t whole_panels(std::int64_t columns) { return panel_elements(columns, 1); }
 
-void check_tokens(std::span<const std::int32_t> tokens, std::int64_t max_tokens,
-                  std::int64_t num_tokens) {
-  const auto count = static_cast<std::int64_t>(tokens.size());
-  require(count <= max_tokens, "tokens", count,
-          "at most the problem's " + std::to_string(max_tokens));
-  for (std::int64_t i = 0; i < count; ++i)
+void check_tokens(std::span<const std::int32_t> tokens, std::int64_t num_tokens) {
+  for (std::size_t i = 0; i < tokens.size(); ++i)
     require(tokens[i] >= 0 && tokens[i] < num_tokens, "tokens[" + std::to_string(i) + "]",
             tokens[i], "a token below " + std::to_string(num_tokens));
 }
@@ -57,28 +55,10 @@ struct UpProjectScratch {
   }
 };
 
-void check(const UpProjectProblem& problem, const UpProjectCall& call) {
-  const std::int64_t rows = call.kv.extent(0), heads = call.kv.extent(1);
-  require(rows <= problem.max_rows, "kv", shape_text(call.kv),
-          "at most the problem's " + std::to_string(problem.max_rows) + " rows");
-  require(heads <= problem.num_heads, "kv", shape_text(call.kv),
-          "at most the problem's " + std::to_string(problem.num_heads) + " heads");
-  require_extent("kv", call.kv, 2, problem.kv_head_dim, "P+V");
-  require_extent("latent", call.latent, 0, rows, "kv's rows");
-  require(call.latent.extent(1) >= problem.kv_lora_rank, "latent", shape_text(call.latent),
-          "at least L (" + std::to_string(problem.kv_lora_rank) + ") columns");
-  require_extent("kv_b_proj", call.kv_b_proj, 0, heads, "kv's heads");
-  require_extent("kv_b_proj", call.kv_b_proj, 1, problem.kv_head_dim, "P+V");
-  require_extent("kv_b_proj", call.kv_b_proj, 2, problem.kv_lora_rank, "L");
-  require_contiguous_rows("latent", call.latent);
-  require_contiguous_rows("kv_b_proj", call.kv_b_proj);
-  require_contiguous_rows("kv", call.kv);
-}
-
 template <const TileKernels& (*kKernels)()>
 void run_up_project(const UpProjectProblem& problem, const UpProjectCall& call,
                     std::span<std::byte> workspace, Stream) {
-  check(problem, call);
+  check_shapes(problem, call);
   const std::int64_t rows = call.kv.extent(0), heads = call.kv.extent(1);
   const std::int64_t lora = problem.kv_lora_rank, width = problem.kv_head_dim;
   const std::int64_t groups = ceil_div(heads, head_group());
@@ -115,7 +95,7 @@ void run_up_project(const UpProjectProblem& problem, const UpProjectCall& call,
 
 void run_up_project_reference(const UpProjectProblem& problem, const UpProjectCall& call,
                               std::span<std::byte>, Stream) {
-  check(problem, call);
+  check_shapes(problem, call);
 #pragma omp parallel for schedule(static)
   for (std::int64_t row = 0; row < call.kv.extent(0); ++row) {
     for (std::int64_t head = 0; head < call.kv.extent(1); ++head) {
@@ -186,23 +166,8 @@ void project_tokens(const Problem& problem, const TileKernels& kernels,
 // ---- absorb_query
 
 void check(const AbsorbQueryProblem& problem, const AbsorbQueryCall& call) {
-  const std::int64_t heads = problem.num_heads;
-  require_extent("q", call.q, 1, heads, "num_heads");
-  require_extent("q", call.q, 2, problem.qk_nope_head_dim + problem.qk_rope_head_dim, "P+R");
-  require_extent("kv_b_proj", call.kv_b_proj, 0, heads, "num_heads");
-  require(call.kv_b_proj.extent(1) >= problem.qk_nope_head_dim, "kv_b_proj",
-          shape_text(call.kv_b_proj),
-          "at least P (" + std::to_string(problem.qk_nope_head_dim) + ") along axis 1");
-  require_extent("kv_b_proj", call.kv_b_proj, 2, problem.kv_lora_rank, "L");
-  require_extent("absorbed", call.absorbed, 0, static_cast<std::int64_t>(call.tokens.size()),
-                 "tokens");
-  require_extent("absorbed", call.absorbed, 1, heads, "num_heads");
-  require_extent("absorbed", call.absorbed, 2, problem.kv_lora_rank + problem.qk_rope_head_dim,
-                 "L+R");
-  require_contiguous_rows("q", call.q);
-  require_contiguous_rows("kv_b_proj", call.kv_b_proj);
-  require_contiguous_rows("absorbed", call.absorbed);
-  check_tokens(call.tokens, problem.max_tokens, call.q.extent(0));
+  check_shapes(problem, call);
+  check_tokens(call.tokens, call.q.extent(0));
 }
 
 /// q_pe goes along unchanged.
@@ -258,28 +223,9 @@ void run_absorb_query_reference(const AbsorbQueryProblem& problem, const AbsorbQ
 // ---- project_value
 
 void check(const ProjectValueProblem& problem, const ProjectValueCall& call) {
-  const std::int64_t heads = problem.num_heads;
-  require_extent("latent_out", call.latent_out, 0, static_cast<std::int64_t>(call.tokens.size()),
-                 "tokens");
-  require_extent("latent_out", call.latent_out, 1, heads, "num_heads");
-  require_extent("latent_out", call.latent_out, 2, problem.kv_lora_rank, "L");
-  require_extent("kv_b_proj", call.kv_b_proj, 0, heads, "num_heads");
-  require(call.kv_b_proj.extent(1) >= problem.v_head_dim, "kv_b_proj", shape_text(call.kv_b_proj),
-          "at least V (" + std::to_string(problem.v_head_dim) + ") along axis 1");
-  require_extent("kv_b_proj", call.kv_b_proj, 2, problem.kv_lora_rank, "L");
-  require_contiguous_rows("latent_out", call.latent_out);
-  require_contiguous_rows("kv_b_proj", call.kv_b_proj);
-  const auto check_out = [&](const char* name, const auto& out) {
-    require_extent(name, out, 1, heads, "num_heads");
-    require_extent(name, out, 2, problem.v_head_dim, "V");
-    require_contiguous_rows(name, out);
-    check_tokens(call.tokens, problem.max_tokens, out.extent(0));
-  };
-  if (problem.output == OutputType::bf16) return check_out("out", call.out);
-  require(problem.output == OutputType::fp8, "output", to_string(problem.output), "bf16 or fp8");
-  require(call.out_scale > 0 && call.out_scale < HUGE_VALF, "out_scale", call.out_scale,
-          "a finite value above 0");
-  check_out("out_fp8", call.out_fp8);
+  check_shapes(problem, call);
+  check_tokens(call.tokens,
+               problem.output == OutputType::bf16 ? call.out.extent(0) : call.out_fp8.extent(0));
 }
 
 /// Element d of token i's finished row.

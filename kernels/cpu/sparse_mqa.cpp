@@ -10,6 +10,7 @@
 #include <string>
 
 #include "kernels/common/finished_row.h"
+#include "kernels/common/sparse_mqa_checks.h"
 #include "kernels/cpu/blas.h"
 #include "kernels/cpu/cpu_features.h"
 #include "kernels/cpu/entries.h"
@@ -79,29 +80,12 @@ bool is_valid(const SparseMqaCall& call, std::int64_t slot) {
 }
 
 void check(const SparseMqaProblem& problem, const SparseMqaCall& call) {
-  const std::int64_t tokens = call.q.extent(0), heads = problem.num_heads;
-  require(tokens <= problem.max_tokens, "q", shape_text(call.q),
-          "at most the problem's " + std::to_string(problem.max_tokens) + " tokens");
-  require_extent("q", call.q, 1, heads, "num_heads");
-  require_extent("q", call.q, 2, latent_dim(problem), "L+R");
-  require_extent("slots", call.slots, 0, tokens, "q's tokens");
-  require(call.slots.extent(1) <= problem.topk, "slots", shape_text(call.slots),
-          "at most topk (" + std::to_string(problem.topk) + ") columns");
-  require_extent("out", call.out, 0, tokens, "q's tokens");
-  require_extent("out", call.out, 1, heads, "num_heads");
-  require_extent("out", call.out, 2, problem.kv_lora_rank, "L");
-  require_extent("lse", call.lse, 0, heads, "num_heads");
-  require_contiguous_rows("q", call.q);
-  require_contiguous_rows("out", call.out);
-  validate(call.cache, problem.format, problem.kv_lora_rank, problem.qk_rope_head_dim, "cache");
-  require(call.lse_tokens != nullptr || call.lse.extent(1) >= tokens, "lse", shape_text(call.lse),
-          "a column for each of the " + std::to_string(tokens) + " tokens");
+  check_shapes(problem, call);
+  const std::int64_t tokens = call.q.extent(0);
   for (std::int64_t t = 0; call.lse_tokens != nullptr && t < tokens; ++t)
     require(call.lse_tokens[t] >= 0 && call.lse_tokens[t] < call.lse.extent(1),
             "lse_tokens[" + std::to_string(t) + "]", call.lse_tokens[t],
             "a column below " + std::to_string(call.lse.extent(1)));
-  require(call.sink.data_handle() == nullptr || call.sink.extent(0) == heads, "sink",
-          shape_text(call.sink), "one per head (" + std::to_string(heads) + ")");
 #ifndef NDEBUG
   std::vector<std::int32_t> sorted;
   for (std::int64_t t = 0; t < tokens; ++t) {

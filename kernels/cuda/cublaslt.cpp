@@ -1,0 +1,187 @@
+#include "kernels/cuda/cublaslt.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+
+#include <cublasLt.h>
+
+#include "kernels/cuda/device.h"
+
+namespace sparse_mla::cuda {
+namespace {
+
+constexpr std::uint32_t kAlignment = 16;  // bytes
+
+void check_blas(cublasStatus_t status, const char* call) {
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  throw std::runtime_error(std::string(call) + ": " + cublasLtGetStatusString(status));
+}
+
+/// What a chosen algorithm depends on: the product's shape and types. Strides are left out, so that
+/// a row has the same bits in whatever tensor it lies.
+using AlgorithmKey = std::array<std::int64_t, 6>;
+
+/// A device's handle and the algorithms chosen so far. They live as long as the process: at its end
+/// the driver may be gone before a destructor runs.
+struct Context {
+  cublasLtHandle_t handle = nullptr;
+  std::map<AlgorithmKey, cublasLtMatmulAlgo_t> algorithms;
+};
+
+std::mutex& mutex() {
+  static std::mutex instance;
+  return instance;
+}
+
+/// The current device's context; mutex() is held.
+Context& context() {
+  static auto& contexts = *new std::map<int, Context>;  // never destroyed, see Context
+  Context& found = contexts[current_device().index];
+  if (found.handle == nullptr) check_blas(cublasLtCreate(&found.handle), "cublasLtCreate");
+  return found;
+}
+
+/// cuBLASLt's matrices are column-major: a row-major [rows, columns] matrix is its transpose there.
+cublasLtMatrixLayoutOpaque_t layout(cudaDataType_t type, std::int64_t rows, std::int64_t columns,
+                                    const BlasMatrix& matrix, std::int64_t batches) {
+  cublasLtMatrixLayoutOpaque_t opaque;
+  // One row has no next one; its stride may be anything.
+  const std::int64_t stride = rows == 1 ? columns : matrix.row_stride;
+  check_blas(cublasLtMatrixLayoutInit(&opaque, type, static_cast<std::uint64_t>(columns),
+                                      static_cast<std::uint64_t>(rows), stride),
+             "cublasLtMatrixLayoutInit");
+  const auto count = static_cast<std::int32_t>(batches);
+  check_blas(cublasLtMatrixLayoutSetAttribute(&opaque, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
+                                              sizeof count),
+             "cublasLtMatrixLayoutSetAttribute");
+  check_blas(cublasLtMatrixLayoutSetAttribute(&opaque, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                              &matrix.batch_stride, sizeof matrix.batch_stride),
+             "cublasLtMatrixLayoutSetAttribute");
+  return opaque;
+}
+
+/// The library computes Cᵀ = B · Aᵀ: `first` is B, `second` is A.
+struct Descriptors {
+  cublasLtMatmulDescOpaque_t operation;
+  cublasLtMatrixLayoutOpaque_t first, second, result;
+
+  explicit Descriptors(const BlasProduct& p) {
+    check_blas(cublasLtMatmulDescInit(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+               "cublasLtMatmulDescInit");
+    // [columns, depth] row-major is a (depth × columns) matrix there, to be transposed.
+    const cublasOperation_t transpose = p.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    check_blas(cublasLtMatmulDescSetAttribute(&operation, CUBLASLT_MATMUL_DESC_TRANSA, &transpose,
+                                              sizeof transpose),
+               "cublasLtMatmulDescSetAttribute");
+    first = p.b_transposed ? layout(CUDA_R_16BF, p.columns, p.depth, p.b_layout, p.batches)
+                           : layout(CUDA_R_16BF, p.depth, p.columns, p.b_layout, p.batches);
+    second = layout(CUDA_R_16BF, p.rows, p.depth, p.a_layout, p.batches);
+    result =
+        layout(p.c_is_float ? CUDA_R_32F : CUDA_R_16BF, p.rows, p.columns, p.c_layout, p.batches);
+  }
+};
+
+cublasLtMatmulAlgo_t ask_heuristic(cublasLtHandle_t handle, Descriptors& d) {
+  cublasLtMatmulPreferenceOpaque_t preference;
+  check_blas(cublasLtMatmulPreferenceInit(&preference), "cublasLtMatmulPreferenceInit");
+  const auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
+    check_blas(cublasLtMatmulPreferenceSetAttribute(&preference, attribute, &value, sizeof value),
+               "cublasLtMatmulPreferenceSetAttribute");
+  };
+  set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::uint64_t{cublaslt_workspace_bytes()});
+  set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+      static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, kAlignment);
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, kAlignment);
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, kAlignment);
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, kAlignment);
+  cublasLtMatmulHeuristicResult_t found;
+  int count = 0;
+  check_blas(cublasLtMatmulAlgoGetHeuristic(handle, &d.operation, &d.first, &d.second, &d.result,
+                                            &d.result, &preference, 1, &found, &count),
+             "cublasLtMatmulAlgoGetHeuristic");
+  check_blas(count > 0 ? found.state : CUBLAS_STATUS_NOT_SUPPORTED,
+             "cublasLtMatmulAlgoGetHeuristic");
+  return found.algo;
+}
+
+AlgorithmKey key_of(const BlasProduct& p) {
+  return {p.max_rows, p.columns, p.depth, p.batches, p.b_transposed, p.c_is_float};
+}
+
+/// The largest product of `p`'s kind in tensors without gaps, tokens before heads: what the
+/// algorithm is chosen for, whichever call comes first.
+BlasProduct largest(BlasProduct p) {
+  p.rows = p.max_rows = std::max(p.max_rows, p.rows);
+  p.a_layout = {p.batches * p.depth, p.depth};
+  p.b_layout = {p.b_transposed ? p.depth : p.columns, p.columns * p.depth};
+  p.c_layout = {p.batches * p.columns, p.columns};
+  return p;
+}
+
+bool aligned(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; }
+
+/// Rows of `columns` elements that start on 16-byte boundaries and do not overlap.
+bool suits(const void* data, const BlasMatrix& matrix, std::int64_t rows, std::int64_t columns,
+           std::int64_t element_bytes) {
+  const bool row_suits =
+      matrix.row_stride * element_bytes % kAlignment == 0 && matrix.row_stride >= columns;
+  return aligned(data) && matrix.batch_stride >= 0 &&
+         matrix.batch_stride * element_bytes % kAlignment == 0 && (rows <= 1 || row_suits);
+}
+
+}  // namespace
+
+std::string why_no_cublaslt() {
+  const std::lock_guard<std::mutex> lock(mutex());
+  try {
+    context();
+  } catch (const std::runtime_error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+bool suits_cublaslt(const BlasProduct& p) {
+  // A single row of A or C: layout() makes its stride its length, which has to be aligned, too.
+  const bool lengths = p.depth % 8 == 0 && p.columns % 8 == 0;
+  return lengths && suits(p.a, p.a_layout, p.rows, p.depth, 2) &&
+         suits(p.b, p.b_layout, p.b_transposed ? p.columns : p.depth,
+               p.b_transposed ? p.depth : p.columns, 2) &&
+         suits(p.c, p.c_layout, p.rows, p.columns, p.c_is_float ? 4 : 2);
+}
+
+void multiply(const BlasProduct& product, void* workspace, Stream stream) {
+  Descriptors d(product);
+  cublasLtHandle_t handle = nullptr;
+  cublasLtMatmulAlgo_t algorithm;
+  {
+    const std::lock_guard<std::mutex> lock(mutex());
+    Context& here = context();
+    handle = here.handle;
+    const AlgorithmKey key = key_of(product);
+    auto found = here.algorithms.find(key);
+    if (found == here.algorithms.end()) {
+      Descriptors bound(largest(product));
+      found = here.algorithms.emplace(key, ask_heuristic(handle, bound)).first;
+    }
+    algorithm = found->second;
+  }
+  // Kernels take any number of rows and any aligned strides; should one not, the call gets a kernel
+  // of its own.
+  cublasLtMatmulHeuristicResult_t result;
+  const cublasStatus_t status = cublasLtMatmulAlgoCheck(handle, &d.operation, &d.first, &d.second,
+                                                        &d.result, &d.result, &algorithm, &result);
+  if (status != CUBLAS_STATUS_SUCCESS || result.workspaceSize > cublaslt_workspace_bytes())
+    algorithm = ask_heuristic(handle, d);
+  const float zero = 0;
+  check_blas(cublasLtMatmul(handle, &d.operation, &product.alpha, product.b, &d.first, product.a,
+                            &d.second, &zero, product.c, &d.result, product.c, &d.result,
+                            &algorithm, workspace, cublaslt_workspace_bytes(), stream),
+             "cublasLtMatmul");
+}
+
+}  // namespace sparse_mla::cuda
