@@ -21,7 +21,8 @@ int main() {
   call.scores = {.data = scores.data(), .num_rows = 1, .row_len = 8, .row_stride = 8};
   call.indices = contiguous(picks.data(), 1, 3);
   const SelectProblem problem = problem_of(call, TieBreak::lowest_index, SelectOrder::by_value);
-  const HostWorkspace workspace(select_operation().workspace_bytes(problem, {}));
-  select_operation().run(problem, call, workspace.span(), {}, nullptr);
+  const Dispatch on_cpu{.backend = Backend::cpu};
+  const HostWorkspace workspace(select_operation().workspace_bytes(problem, on_cpu));
+  select_operation().run(problem, call, workspace.span(), on_cpu, nullptr);
   std::printf("picks %d %d %d\n", picks[0], picks[1], picks[2]);
 }

@@ -30,8 +30,10 @@ void require_workspace(std::string_view operation, std::string_view entry,
 
 /// How entries are chosen. A plain value, safe to copy and share.
 struct Dispatch {
-  std::optional<Backend> backend;             ///< nullopt: any backend
-  std::map<std::string, std::string> forced;  ///< operation → entry name
+  /// nullopt: any backend. One operation's memory has to lie where the backend that is taken can
+  /// read it: name the backend, unless the call is a Capacity's, which settles on one.
+  std::optional<Backend> backend = {};
+  std::map<std::string, std::string> forced = {};  ///< operation → entry name
 
   /// Adds "op:name[,op:name…]". Throws std::invalid_argument for text that does not parse, for an
   /// unknown operation and for an operation without such an entry.
