@@ -58,7 +58,7 @@ constexpr int kJoinThreads = kTileLatent / 4;
 __global__ void __launch_bounds__(kJoinThreads)
     join_splits_kernel(const __grid_constant__ SparseMqaCall call, const float* part_out,
                        const float* part_lse, int num_heads, int lora, int splits) {
-  const std::int64_t token = std::int64_t{blockIdx.x} / num_heads;
+  const std::int64_t token = blockIdx.x / static_cast<unsigned>(num_heads);
   const int head = static_cast<int>(blockIdx.x % static_cast<unsigned>(num_heads));
   const int column = 4 * static_cast<int>(threadIdx.x);
   float lse = -HUGE_VALF, value[4] = {0, 0, 0, 0};

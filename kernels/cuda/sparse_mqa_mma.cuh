@@ -29,6 +29,7 @@
 
 #include "kernels/common/finished_row.h"
 #include "kernels/common/ptx.cuh"
+#include "kernels/cuda/cached_row.cuh"
 #include "kernels/cuda/sparse_mqa_shape.h"
 #include "sparse_mla/attention.h"
 
@@ -91,13 +92,7 @@ class MqaGather {
     for (int half = 0; half < 2; ++half) {
       const int row = first_row() + 32 * half;
       const bool valid = slots_[half] >= 0;
-      const std::byte* from = cache.data;
-      if (valid) {
-        const auto slot = static_cast<std::uint32_t>(slots_[half]);
-        const auto size = static_cast<std::uint32_t>(cache.block_size);
-        from += std::int64_t{slot / size} * cache.block_stride +
-                std::int64_t{slot % size} * cache.row_stride;
-      }
+      const std::byte* from = valid ? cached_row(cache, slots_[half]) : cache.data;
       if (lane8() == 0) valid_[(tile & 1) * kTileKeys + row] = valid;
       if (args_.vector_rows)
         start_row(row, stage, from, valid);
@@ -305,11 +300,11 @@ __global__ void __launch_bounds__(kMqaThreads, 1)
   const int g = lane / 4, t = lane % 4;                        // as in mma_m16n8k16_bf16
   const int unit = warp / kKeyWarps, part = warp % kKeyWarps;  // in QK and softmax
 
-  const std::int64_t item = std::int64_t{blockIdx.x} / args.head_tiles;
-  const int first_head =
-      static_cast<int>(blockIdx.x % static_cast<unsigned>(args.head_tiles)) * kHeads;
-  const int split = static_cast<int>(item % args.splits);
-  const std::int64_t token = item / args.splits;
+  const unsigned head_tiles = static_cast<unsigned>(args.head_tiles);
+  const unsigned splits = static_cast<unsigned>(args.splits);
+  const int first_head = static_cast<int>(blockIdx.x % head_tiles) * kHeads;
+  const int split = static_cast<int>(blockIdx.x / head_tiles % splits);
+  const std::int64_t token = blockIdx.x / head_tiles / splits;
 
   // This CTA's keys: whole tiles, evenly shared out over the splits.
   int count = static_cast<int>(args.call.slots.extent(1));

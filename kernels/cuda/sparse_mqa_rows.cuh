@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "kernels/common/finished_row.h"
+#include "kernels/cuda/cached_row.cuh"
 #include "sparse_mla/attention.h"
 
 namespace sparse_mla::cuda {
@@ -50,7 +51,7 @@ __global__ void __launch_bounds__(kRowsMqaThreads)
 
   const float infinity = HUGE_VALF;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
-  const std::int64_t token = std::int64_t{blockIdx.x} / num_heads;
+  const std::int64_t token = blockIdx.x / static_cast<unsigned>(num_heads);
   const int head = static_cast<int>(blockIdx.x % static_cast<unsigned>(num_heads));
   const LatentCache& cache = call.cache;
   const std::int64_t num_slots = cache.num_slots();
@@ -66,7 +67,7 @@ __global__ void __launch_bounds__(kRowsMqaThreads)
     __syncthreads();  // the tile before is done with; queries are there
     if (thread < kRowsMqaKeys) {
       const std::int32_t slot = first + thread < count ? call.slots(token, first + thread) : -1;
-      rows[thread] = slot >= 0 && slot < num_slots ? cache.row(slot) : nullptr;
+      rows[thread] = slot >= 0 && slot < num_slots ? cached_row(cache, slot) : nullptr;
     }
     __syncthreads();
     for (int k = warp; k < kRowsMqaKeys; k += kRowsMqaThreads / 32) {
