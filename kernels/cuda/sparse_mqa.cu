@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <numbers>
 #include <string>
 
 #include "kernels/common/finished_row.h"
@@ -128,8 +129,8 @@ void run_mma(const SparseMqaProblem& problem, const SparseMqaCall& call,
   arguments.paired_out = aligned(call.out.data_handle(), 4) && call.out.stride(0) % 2 == 0 &&
                          call.out.stride(1) % 2 == 0;
   arguments.value_scale = problem.format == CacheFormat::fp8 ? call.cache.scale : 1.0f;
-  arguments.logit_scale =
-      static_cast<float>(double{call.softmax_scale} * double{arguments.value_scale} * M_LOG2E);
+  arguments.logit_scale = static_cast<float>(double{call.softmax_scale} *
+                                             double{arguments.value_scale} * std::numbers::log2e);
   arguments.part_out = partials.out;
   arguments.part_lse = partials.lse;
 
