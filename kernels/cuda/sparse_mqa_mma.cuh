@@ -25,11 +25,9 @@
 
 #include <cstdint>
 
-#include <cuda_fp8.h>
-
 #include "kernels/common/finished_row.h"
 #include "kernels/common/ptx.cuh"
-#include "kernels/cuda/cached_row.cuh"
+#include "kernels/cuda/latent_rows.cuh"
 #include "kernels/cuda/sparse_mqa_shape.h"
 #include "sparse_mla/attention.h"
 
@@ -48,24 +46,13 @@ struct MqaArguments {
 
 /// 8 e4m3 numbers as bf16: exact.
 __device__ inline uint4 bf16_of_e4m3(uint2 numbers) {
-  const auto two = [](std::uint32_t pair) {
-    const __half2 half(
-        __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(pair), __NV_E4M3));
-    const float2 values = __half22float2(half);
-    return ptx::pack_bf16(values.x, values.y);
-  };
-  return {two(numbers.x & 0xFFFFu), two(numbers.x >> 16), two(numbers.y & 0xFFFFu),
-          two(numbers.y >> 16)};
+  return {scale_e4m3x2_to_bf16x2(numbers.x, 1), scale_e4m3x2_to_bf16x2(numbers.x >> 16, 1),
+          scale_e4m3x2_to_bf16x2(numbers.y, 1), scale_e4m3x2_to_bf16x2(numbers.y >> 16, 1)};
 }
 
 /// Byte offset of 16-byte piece `piece` in row `row` of a swizzled tile.
 __device__ inline int swizzled(int row, int row_bytes, int piece) {
   return row * row_bytes + ((piece ^ (row & 7)) << 4);
-}
-
-__device__ inline std::uint16_t two_bytes(const std::byte* from) {
-  return static_cast<std::uint16_t>(static_cast<unsigned>(from[0]) | static_cast<unsigned>(from[1])
-                                                                         << 8);
 }
 
 /// One CTA's gather: a thread serves rows r and r + 32 of every tile together with 7 others.
@@ -145,8 +132,8 @@ class MqaGather {
       for (int d = lane8(); d < kTileWidth; d += 8) {
         const int element = d < kTileLatent ? d : lora + (d - kTileLatent);
         const bool present = valid && (d < kTileLatent ? d < lora : d - kTileLatent < rope);
-        *reinterpret_cast<std::uint16_t*>(tile + swizzled(row, kTileRowBytes, d / 8) + d % 8 * 2) =
-            present ? two_bytes(from + 2 * element) : std::uint16_t{0};
+        *reinterpret_cast<bfloat16*>(tile + swizzled(row, kTileRowBytes, d / 8) + d % 8 * 2) =
+            present ? load_bf16_bytes(from + 2 * element) : bfloat16(0.0f);
       }
     } else {
       const int scale_bytes = kFormat == CacheFormat::fp8_ds_mla ? lora / kLatentScaleGroup * 4 : 0;
