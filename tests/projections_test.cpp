@@ -323,8 +323,9 @@ TEST_P(ProjectionEntry, RefusesBadArgumentsBeforeWriting) {
   absorb_refuses({2, 16, 9, 4, 3}, "q:");
   absorb_refuses({2, 15, 8, 4, 3}, "kv_b_proj:");
   absorb_refuses({2, 16, 8, 4, 2}, "tokens:");
+  const bool looks_inside = support::checks_contents(absorb_query_operation(), GetParam());
   absorb.tokens = beyond;
-  absorb_refuses({2, 16, 8, 4, 3}, "tokens[1]:");
+  if (looks_inside) absorb_refuses({2, 16, 8, 4, 3}, "tokens[1]:");
   absorb.tokens = {tokens.data(), 2};
   absorb_refuses({2, 16, 8, 4, 3}, "absorbed:");
 
@@ -337,7 +338,7 @@ TEST_P(ProjectionEntry, RefusesBadArgumentsBeforeWriting) {
   project_refuses({2, 16, 15, 3}, "out:");
   project_refuses({2, 16, 16, 2}, "tokens:");
   project.tokens = negative;
-  project_refuses({2, 16, 16, 3}, "tokens[2]:");
+  if (looks_inside) project_refuses({2, 16, 16, 3}, "tokens[2]:");
 }
 
 }  // namespace

@@ -142,6 +142,9 @@ struct SparseMqaData {
   }
 };
 
+// Tensor cores take the softmax weights rounded to bf16: half an ulp each.
+double weight_error(const std::string& entry) { return entry == "cuda_mma" ? 0x1p-8 : 0; }
+
 using EntryAndProblem = std::tuple<std::string, SparseMqaTest>;
 class SparseMqa : public testing::TestWithParam<EntryAndProblem> {};
 
@@ -193,13 +196,15 @@ TEST_P(SparseMqa, AgreesWithPlainLoops) {
                             std::sqrt(static_cast<double>(rows.size())) + 4 + std::fabs(lse));
       ASSERT_NEAR(double{got_lse}, lse, bound) << "token " << t << " head " << h;
       for (int d = 0; d < p.lora; ++d) {
-        double value = 0;
-        for (std::size_t i = 0; i < rows.size(); ++i)
-          value += score[i] * double{__bfloat162float(rows[i][d])};
-        value /= sum;
+        double value = 0, absolute = 0;
+        for (std::size_t i = 0; i < rows.size(); ++i) {
+          const double term = score[i] * double{__bfloat162float(rows[i][d])} / sum;
+          value += term;
+          absolute += std::fabs(term);
+        }
         // Half an ulp of bf16 on top.
         ASSERT_NEAR(double{__bfloat162float(call.out(t, h, d))}, value,
-                    std::fabs(value) * 0x1p-8 + 2 * bound)
+                    std::fabs(value) * 0x1p-8 + 2 * bound + weight_error(entry) * absolute)
             << "token " << t << " head " << h << " element " << d;
       }
     }
@@ -379,14 +384,15 @@ TEST_P(SparseMqaEntry, RefusesBadArgumentsBeforeWriting) {
   refuses("out:", [](SparseMqaData& d) {
     d.call.out = strided<bfloat16, 3>(d.out.data(), {3, 2, 512}, {1024, 1, 2});
   });
-  refuses("lse_tokens[1]:", [](SparseMqaData& d) { d.lse_tokens[1] = 8; });
+  const bool looks_inside = support::checks_contents(sparse_mqa_operation(), GetParam());
+  if (looks_inside) refuses("lse_tokens[1]:", [](SparseMqaData& d) { d.lse_tokens[1] = 8; });
   refuses("lse:", [](SparseMqaData& d) {
     d.call.lse_tokens = nullptr;
     d.call.lse = contiguous(d.lse.data(), 2, 2);
   });
   refuses("cache.block_size:", [](SparseMqaData& d) { d.call.cache.block_size = 0; });
 #ifndef NDEBUG
-  refuses("slots:", [](SparseMqaData& d) { d.slots[5] = d.slots[9]; });
+  if (looks_inside) refuses("slots:", [](SparseMqaData& d) { d.slots[5] = d.slots[9]; });
 #endif
 }
 

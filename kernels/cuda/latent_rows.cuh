@@ -1,5 +1,5 @@
-/// Rows of a latent cache on the device: what `gather` reads of them and `write_cache` writes, bit
-/// for bit what the CPU backend does. Nothing here looks at bounds.
+/// Rows of a latent cache on the device: what `gather` and `sparse_mqa` read of them and
+/// `write_cache` writes, bit for bit what the CPU backend does. Nothing here looks at bounds.
 #pragma once
 
 #include <cstddef>
@@ -17,6 +17,15 @@ namespace sparse_mla::cuda {
 __host__ __device__ constexpr int ds_mla_scale_offset(int lora) { return lora; }
 __host__ __device__ constexpr int ds_mla_rope_offset(int lora) {
   return lora + lora / kLatentScaleGroup * 4;
+}
+
+/// The row at `slot`, which lies in the cache. With 32-bit divisions: LatentCache::row() divides
+/// 64-bit numbers, which is a function call on a device.
+__device__ inline const std::byte* cached_row(const LatentCache& cache, std::int32_t slot) {
+  const auto number = static_cast<std::uint32_t>(slot);
+  const auto size = static_cast<std::uint32_t>(cache.block_size);
+  return cache.data + std::int64_t{number / size} * cache.block_stride +
+         std::int64_t{number % size} * cache.row_stride;
 }
 
 /// Bytes at any address.

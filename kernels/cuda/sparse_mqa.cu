@@ -1,11 +1,12 @@
 // Operation `sparse_mqa` on CUDA.
 //
 // "cuda_mma": tensor cores, rows up to 512 + 64 wide; a small batch's keys are split over CTAs,
-// whose partial results a second kernel joins in order. "cuda_rows": any widths, in fp32.
+// whose partial results a second kernel joins. "cuda_rows": any widths, in fp32.
 // A call's bits depend on its own number of tokens (by the number of splits), not on its bounds.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <numbers>
 #include <string>
 
 #include "kernels/common/finished_row.h"
@@ -51,28 +52,42 @@ bool aligned(const void* pointer, std::uintptr_t bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
 }
 
-// out and lse of one head of one token from its splits' parts, in their order, with the arithmetic
-// of every merge. CTA = (token, head), a thread 4 of the 512 columns.
+// out and lse of one head of one token from its splits' parts. CTA = (token, head), a thread 4 of
+// the 512 columns. The splits' weights come from a tree of merges over the lanes (lane = split,
+// lower splits first), the same in every warp; so no load waits for another's merge.
 constexpr int kJoinThreads = kTileLatent / 4;
 
 __global__ void __launch_bounds__(kJoinThreads)
     join_splits_kernel(const __grid_constant__ SparseMqaCall call, const float* part_out,
                        const float* part_lse, int num_heads, int lora, int splits) {
-  const std::int64_t token = std::int64_t{blockIdx.x} / num_heads;
+  const std::int64_t token = blockIdx.x / static_cast<unsigned>(num_heads);
   const int head = static_cast<int>(blockIdx.x % static_cast<unsigned>(num_heads));
+  const int lane = static_cast<int>(threadIdx.x) % 32;
   const int column = 4 * static_cast<int>(threadIdx.x);
-  float lse = -HUGE_VALF, value[4] = {0, 0, 0, 0};
-  for (int split = 0; split < splits; ++split) {
-    const std::int64_t row = (token * splits + split) * num_heads + head;
-    const float next = part_lse[row];
-    if (next == -HUGE_VALF) continue;  // it had no keys, and may have written nothing else
-    const float4 part = *reinterpret_cast<const float4*>(part_out + row * kTileLatent + column);
-    const MergeWeights weights = merge_weights(lse, next);
-    value[0] = merge_value(weights, value[0], part.x);
-    value[1] = merge_value(weights, value[1], part.y);
-    value[2] = merge_value(weights, value[2], part.z);
-    value[3] = merge_value(weights, value[3], part.w);
+  const std::int64_t first_row = token * splits * num_heads + head;
+
+  const float mine = lane < splits ? part_lse[first_row + lane * num_heads] : -HUGE_VALF;
+  float lse = mine, weight = 1;
+  for (int step = 1; step < kMaxSplits; step *= 2) {
+    const float other = __shfl_xor_sync(~0u, lse, step);
+    const bool first = (lane & step) == 0;
+    const MergeWeights weights = merge_weights(first ? lse : other, first ? other : lse);
+    weight *= first ? weights.a : weights.b;
     lse = weights.lse;
+  }
+  if (mine == -HUGE_VALF) weight = 0;  // without keys, it may have written nothing else
+
+  float value[4] = {0, 0, 0, 0};
+#pragma unroll 4
+  for (int split = 0; split < splits; ++split) {
+    const float share = __shfl_sync(~0u, weight, split);
+    const float* from = part_out + (first_row + std::int64_t{split} * num_heads) * kTileLatent;
+    float4 part = make_float4(0, 0, 0, 0);
+    if (share != 0.0f) part = *reinterpret_cast<const float4*>(from + column);
+    value[0] = fmaf(share, part.x, value[0]);
+    value[1] = fmaf(share, part.y, value[1]);
+    value[2] = fmaf(share, part.z, value[2]);
+    value[3] = fmaf(share, part.w, value[3]);
   }
   const float factor =
       call.sink.data_handle() == nullptr ? 1.0f : sink_factor(call.sink(head), lse);
@@ -128,8 +143,8 @@ void run_mma(const SparseMqaProblem& problem, const SparseMqaCall& call,
   arguments.paired_out = aligned(call.out.data_handle(), 4) && call.out.stride(0) % 2 == 0 &&
                          call.out.stride(1) % 2 == 0;
   arguments.value_scale = problem.format == CacheFormat::fp8 ? call.cache.scale : 1.0f;
-  arguments.logit_scale =
-      static_cast<float>(double{call.softmax_scale} * double{arguments.value_scale} * M_LOG2E);
+  arguments.logit_scale = static_cast<float>(double{call.softmax_scale} *
+                                             double{arguments.value_scale} * std::numbers::log2e);
   arguments.part_out = partials.out;
   arguments.part_lse = partials.lse;
 

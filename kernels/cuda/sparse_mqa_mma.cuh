@@ -25,10 +25,9 @@
 
 #include <cstdint>
 
-#include <cuda_fp8.h>
-
 #include "kernels/common/finished_row.h"
 #include "kernels/common/ptx.cuh"
+#include "kernels/cuda/latent_rows.cuh"
 #include "kernels/cuda/sparse_mqa_shape.h"
 #include "sparse_mla/attention.h"
 
@@ -47,24 +46,13 @@ struct MqaArguments {
 
 /// 8 e4m3 numbers as bf16: exact.
 __device__ inline uint4 bf16_of_e4m3(uint2 numbers) {
-  const auto two = [](std::uint32_t pair) {
-    const __half2 half(
-        __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(pair), __NV_E4M3));
-    const float2 values = __half22float2(half);
-    return ptx::pack_bf16(values.x, values.y);
-  };
-  return {two(numbers.x & 0xFFFFu), two(numbers.x >> 16), two(numbers.y & 0xFFFFu),
-          two(numbers.y >> 16)};
+  return {scale_e4m3x2_to_bf16x2(numbers.x, 1), scale_e4m3x2_to_bf16x2(numbers.x >> 16, 1),
+          scale_e4m3x2_to_bf16x2(numbers.y, 1), scale_e4m3x2_to_bf16x2(numbers.y >> 16, 1)};
 }
 
 /// Byte offset of 16-byte piece `piece` in row `row` of a swizzled tile.
 __device__ inline int swizzled(int row, int row_bytes, int piece) {
   return row * row_bytes + ((piece ^ (row & 7)) << 4);
-}
-
-__device__ inline std::uint16_t two_bytes(const std::byte* from) {
-  return static_cast<std::uint16_t>(static_cast<unsigned>(from[0]) | static_cast<unsigned>(from[1])
-                                                                         << 8);
 }
 
 /// One CTA's gather: a thread serves rows r and r + 32 of every tile together with 7 others.
@@ -91,13 +79,7 @@ class MqaGather {
     for (int half = 0; half < 2; ++half) {
       const int row = first_row() + 32 * half;
       const bool valid = slots_[half] >= 0;
-      const std::byte* from = cache.data;
-      if (valid) {
-        const auto slot = static_cast<std::uint32_t>(slots_[half]);
-        const auto size = static_cast<std::uint32_t>(cache.block_size);
-        from += std::int64_t{slot / size} * cache.block_stride +
-                std::int64_t{slot % size} * cache.row_stride;
-      }
+      const std::byte* from = valid ? cached_row(cache, slots_[half]) : cache.data;
       if (lane8() == 0) valid_[(tile & 1) * kTileKeys + row] = valid;
       if (args_.vector_rows)
         start_row(row, stage, from, valid);
@@ -150,8 +132,8 @@ class MqaGather {
       for (int d = lane8(); d < kTileWidth; d += 8) {
         const int element = d < kTileLatent ? d : lora + (d - kTileLatent);
         const bool present = valid && (d < kTileLatent ? d < lora : d - kTileLatent < rope);
-        *reinterpret_cast<std::uint16_t*>(tile + swizzled(row, kTileRowBytes, d / 8) + d % 8 * 2) =
-            present ? two_bytes(from + 2 * element) : std::uint16_t{0};
+        *reinterpret_cast<bfloat16*>(tile + swizzled(row, kTileRowBytes, d / 8) + d % 8 * 2) =
+            present ? load_bf16_bytes(from + 2 * element) : bfloat16(0.0f);
       }
     } else {
       const int scale_bytes = kFormat == CacheFormat::fp8_ds_mla ? lora / kLatentScaleGroup * 4 : 0;
@@ -305,11 +287,11 @@ __global__ void __launch_bounds__(kMqaThreads, 1)
   const int g = lane / 4, t = lane % 4;                        // as in mma_m16n8k16_bf16
   const int unit = warp / kKeyWarps, part = warp % kKeyWarps;  // in QK and softmax
 
-  const std::int64_t item = std::int64_t{blockIdx.x} / args.head_tiles;
-  const int first_head =
-      static_cast<int>(blockIdx.x % static_cast<unsigned>(args.head_tiles)) * kHeads;
-  const int split = static_cast<int>(item % args.splits);
-  const std::int64_t token = item / args.splits;
+  const unsigned head_tiles = static_cast<unsigned>(args.head_tiles);
+  const unsigned splits = static_cast<unsigned>(args.splits);
+  const int first_head = static_cast<int>(blockIdx.x % head_tiles) * kHeads;
+  const int split = static_cast<int>(blockIdx.x / head_tiles % splits);
+  const std::int64_t token = blockIdx.x / head_tiles / splits;
 
   // This CTA's keys: whole tiles, evenly shared out over the splits.
   int count = static_cast<int>(args.call.slots.extent(1));

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "kernels/common/finished_row.h"
+#include "kernels/cuda/latent_rows.cuh"
 #include "sparse_mla/attention.h"
 
 namespace sparse_mla::cuda {
@@ -22,21 +23,12 @@ constexpr std::int64_t rows_mqa_shared_bytes(int lora, int rope) {
 /// Element `i` of a cached row [L+R], as the format defines it: e4m3 · scale in fp32.
 __device__ inline float latent_element(const LatentCache& cache, const std::byte* row, int i,
                                        int lora) {
-  const auto byte = [row](int at) { return static_cast<std::uint32_t>(row[at]); };
-  const auto e4m3 = [&byte](int at) {
-    fp8_e4m3 number;
-    number.__x = static_cast<__nv_fp8_storage_t>(byte(at));
-    return static_cast<float>(number);
-  };
-  const auto bf16 = [&byte](int at) {
-    return __uint_as_float((byte(at) | byte(at + 1) << 8) << 16);
-  };
+  const auto e4m3 = [row](int at) { return e4m3_to_float(static_cast<std::uint8_t>(row[at])); };
+  const auto bf16 = [row](int at) { return __bfloat162float(load_bf16_bytes(row + at)); };
   if (cache.format == CacheFormat::bf16) return bf16(2 * i);
   if (cache.format == CacheFormat::fp8) return e4m3(i) * cache.scale;
-  if (i >= lora) return bf16(lora + lora / kLatentScaleGroup * 4 + 2 * (i - lora));
-  const int scale = lora + i / kLatentScaleGroup * 4;
-  return e4m3(i) * __uint_as_float(byte(scale) | byte(scale + 1) << 8 | byte(scale + 2) << 16 |
-                                   byte(scale + 3) << 24);
+  if (i >= lora) return bf16(ds_mla_rope_offset(lora) + 2 * (i - lora));
+  return e4m3(i) * load_float_bytes(row + ds_mla_scale_offset(lora) + i / kLatentScaleGroup * 4);
 }
 
 __global__ void __launch_bounds__(kRowsMqaThreads)
@@ -50,7 +42,7 @@ __global__ void __launch_bounds__(kRowsMqaThreads)
 
   const float infinity = HUGE_VALF;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
-  const std::int64_t token = std::int64_t{blockIdx.x} / num_heads;
+  const std::int64_t token = blockIdx.x / static_cast<unsigned>(num_heads);
   const int head = static_cast<int>(blockIdx.x % static_cast<unsigned>(num_heads));
   const LatentCache& cache = call.cache;
   const std::int64_t num_slots = cache.num_slots();
@@ -66,7 +58,7 @@ __global__ void __launch_bounds__(kRowsMqaThreads)
     __syncthreads();  // the tile before is done with; queries are there
     if (thread < kRowsMqaKeys) {
       const std::int32_t slot = first + thread < count ? call.slots(token, first + thread) : -1;
-      rows[thread] = slot >= 0 && slot < num_slots ? cache.row(slot) : nullptr;
+      rows[thread] = slot >= 0 && slot < num_slots ? cached_row(cache, slot) : nullptr;
     }
     __syncthreads();
     for (int k = warp; k < kRowsMqaKeys; k += kRowsMqaThreads / 32) {

@@ -95,14 +95,17 @@ static_assert(choose_mqa_tile(128, CacheFormat::bf16, kHopperSharedBytes).stages
 static_assert(choose_mqa_tile(128, CacheFormat::fp8_ds_mla, kHopperSharedBytes).head_units == 4);
 static_assert(choose_mqa_tile(16, CacheFormat::bf16, 99 * 1024).head_units == 1);
 
-/// Parts that a token's keys are split into. Whole tiles of keys, only while CTAs leave SMs idle
-/// (one CTA fills an SM), and at most 32: joining reads them all again.
+/// Splits of a token's keys at most: the join's warp has a lane for each.
+inline constexpr int kMaxSplits = 32;
+
+/// Parts that a token's keys are split into: whole tiles of keys, and only while CTAs leave SMs
+/// idle (one CTA fills an SM).
 constexpr int key_splits(std::int64_t tokens, std::int64_t head_tiles, std::int64_t topk,
                          int num_sms) {
   const std::int64_t ctas = tokens * head_tiles, tiles = (topk + kTileKeys - 1) / kTileKeys;
   std::int64_t splits = ctas == 0 ? 1 : num_sms / ctas;
   if (splits > tiles) splits = tiles;
-  if (splits > 32) splits = 32;
+  if (splits > kMaxSplits) splits = kMaxSplits;
   return splits < 1 ? 1 : static_cast<int>(splits);
 }
 static_assert(key_splits(1, 2, 2048, 132) == 32 && key_splits(8, 2, 2048, 132) == 8);
