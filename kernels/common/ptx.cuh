@@ -16,9 +16,19 @@ __device__ inline std::uint32_t shared_address(const void* pointer) {
 
 /// 16 bytes global → shared, both 16-byte aligned, past L1. With `valid` false nothing is read and
 /// 16 zero bytes are written.
+__device__ inline void cp_async_16(std::uint32_t shared, const void* global, bool valid = true) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+               "r"(valid ? 16 : 0)
+               : "memory");
+}
 __device__ inline void cp_async_16(void* shared, const void* global, bool valid = true) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
-               "l"(global), "r"(valid ? 16 : 0)
+  cp_async_16(shared_address(shared), global, valid);
+}
+
+/// 16 bytes from registers, 16-byte aligned.
+__device__ inline void store_shared_16(std::uint32_t shared, const std::uint32_t (&value)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(value[0]),
+               "r"(value[1]), "r"(value[2]), "r"(value[3])
                : "memory");
 }
 
@@ -33,19 +43,25 @@ __device__ inline void cp_async_wait() {
 /// Four 8×8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8
 /// (16-byte aligned). Register m of lane i holds elements (row i / 4, columns 2·(i % 4), +1) of
 /// matrix m.
-__device__ inline void ldmatrix_x4(std::uint32_t (&r)[4], const void* row) {
+__device__ inline void ldmatrix_x4(std::uint32_t (&r)[4], std::uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared_address(row))
+               : "r"(row)
                : "memory");
+}
+__device__ inline void ldmatrix_x4(std::uint32_t (&r)[4], const void* row) {
+  ldmatrix_x4(r, shared_address(row));
 }
 
 /// The same, each matrix transposed.
-__device__ inline void ldmatrix_x4_transposed(std::uint32_t (&r)[4], const void* row) {
+__device__ inline void ldmatrix_x4_transposed(std::uint32_t (&r)[4], std::uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared_address(row))
+               : "r"(row)
                : "memory");
+}
+__device__ inline void ldmatrix_x4_transposed(std::uint32_t (&r)[4], const void* row) {
+  ldmatrix_x4_transposed(r, shared_address(row));
 }
 
 /// d += a · b, a 16×16 row-major, b 16×8 column-major, fp32 accumulators. With g = lane / 4 and

@@ -10,13 +10,13 @@
 #include <limits>
 #include <string>
 
+#include "kernels/common/attend_checks.h"
 #include "kernels/common/merge_weights.h"
 #include "kernels/cpu/blas.h"
 #include "kernels/cpu/cpu_features.h"
 #include "kernels/cpu/entries.h"
 #include "kernels/cpu/thread_scratch.h"
 #include "kernels/cpu/tile_kernels.h"
-#include "kernels/cpu/view_checks.h"
 #include "sparse_mla/error.h"
 
 namespace sparse_mla::cpu {
@@ -72,33 +72,11 @@ struct ReferenceScratch {
 };
 
 void check(const AttendProblem& problem, const AttendCall& call) {
-  const std::int64_t heads = call.q.extent(1);
-  require(heads <= problem.num_heads, "q", shape_text(call.q),
-          "at most the problem's " + std::to_string(problem.num_heads) + " heads");
-  require_extent("q", call.q, 2, problem.qk_nope_head_dim + problem.qk_rope_head_dim, "P+R");
-  require_extent("k_nope", call.k_nope, 1, heads, "q's heads");
-  require_extent("k_nope", call.k_nope, 2, problem.qk_nope_head_dim, "P");
-  require_extent("k_pe", call.k_pe, 1, problem.qk_rope_head_dim, "R");
-  require_extent("v", call.v, 1, heads, "q's heads");
-  require_extent("v", call.v, 2, problem.v_head_dim, "V");
-  require_extent("running.out", call.running.out, 1, heads, "q's heads");
-  require_extent("running.out", call.running.out, 2, problem.v_head_dim, "V");
-  require_extent("running.lse", call.running.lse, 0, heads, "q's heads");
-  require_contiguous_rows("q", call.q);
-  require_contiguous_rows("k_nope", call.k_nope);
-  require_contiguous_rows("k_pe", call.k_pe);
-  require_contiguous_rows("v", call.v);
+  check_shapes(problem, call);
   const std::int64_t key_rows =
       std::min({call.k_nope.extent(0), call.k_pe.extent(0), call.v.extent(0)});
   const std::int64_t out_rows = std::min(call.running.out.extent(0), call.running.lse.extent(1));
   const bool masked = problem.mode == AttendMode::masked;
-  if (masked) {
-    require(call.mask.members.size() == call.members.size(), "mask.members",
-            call.mask.members.size(), std::to_string(call.members.size()) + ", as members");
-    require(call.mask.tile.queries >= 1, "mask.tile.queries", call.mask.tile.queries, "at least 1");
-    require(call.mask.tile.keys >= 32 && call.mask.tile.keys % 32 == 0, "mask.tile.keys",
-            call.mask.tile.keys, "a multiple of 32");
-  }
   std::int64_t queries = 0, keys = 0;
   for (std::size_t m = 0; m < call.members.size(); ++m) {
     const ChunkMember& member = call.members[m];
@@ -135,10 +113,7 @@ void check(const AttendProblem& problem, const AttendCall& call) {
           "at most the problem's " + std::to_string(problem.max_query_tokens) + " query tokens");
   require(keys <= problem.max_key_rows, "members", keys,
           "at most the problem's " + std::to_string(problem.max_key_rows) + " key rows");
-  require(!masked || keys == 0 ||
-              (call.mask.words != nullptr && call.mask.tile_counts != nullptr &&
-               call.mask.tile_ids != nullptr),
-          "mask", "null", "words, tile_counts and tile_ids");
+  if (masked && keys > 0) check_mask_arrays(call.mask);
 }
 
 /// Writes or merges one row's result; `value(i)` is its normalised output.
