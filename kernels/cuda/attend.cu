@@ -192,8 +192,7 @@ void run_rows(const AttendProblem& problem, const AttendCall& call, std::span<st
   WorkspaceCarver carver(workspace);
   AttendPlan plan = carve_plan(carver, problem, rows_kernel_tile(), 0);
   const AttendArguments args = arguments_of(problem, call);
-  constexpr int kCtasPerSm = 8;  // 1,024 threads: latency-bound
-  plan.num_ctas = kCtasPerSm * current_device().num_sms;
+  plan.num_ctas = rows_kernel_ctas_per_sm() * current_device().num_sms;
   const auto shared_bytes = static_cast<int>(rows_kernel_shared_bytes(problem));
   allow_shared(attend_rows_kernel, shared_bytes);
   plan_attend_kernel<kPlanThreads><<<1, kPlanThreads, 0, stream>>>(args, plan);

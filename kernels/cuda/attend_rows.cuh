@@ -8,8 +8,10 @@
 
 namespace sparse_mla::cuda {
 
-/// Threads of a CTA, keys that it attends at a time (one each), and rows of a work item.
+/// Threads of a CTA and keys that it attends at a time (one each); CTAs per SM, enough of them to
+/// hide each other's latency; rows of a work item.
 SPARSE_MLA_HOST_DEVICE constexpr int rows_kernel_threads() { return 128; }
+SPARSE_MLA_HOST_DEVICE constexpr int rows_kernel_ctas_per_sm() { return 8; }
 SPARSE_MLA_HOST_DEVICE constexpr int rows_kernel_tile() { return 16; }
 
 /// Shared memory: the query row (scaled) and the sums of the value, fp32.
@@ -37,7 +39,7 @@ __device__ inline float reduce_block(float value, float* scratch) {
 
 /// Per 128 keys: a thread computes one key's logit, the CTA the new maximum, then a thread adds up
 /// its columns of the value. What a row does not see is not read.
-static __global__ void __launch_bounds__(rows_kernel_threads())
+static __global__ void __launch_bounds__(rows_kernel_threads(), rows_kernel_ctas_per_sm())
     attend_rows_kernel(const __grid_constant__ AttendArguments args,
                        const __grid_constant__ AttendPlan plan, const int nope, const int rope,
                        const int value_dim) {
@@ -84,12 +86,11 @@ static __global__ void __launch_bounds__(rows_kernel_threads())
           const std::int64_t key_row = std::int64_t{member.key_row} + i;
           const bfloat16* k_nope = address(args.k_nope, key_row, work.head, 0);
           const bfloat16* k_pe = address(args.k_pe, key_row, 0);
-          float sums[2] = {};
-          for (int d = 0; d < nope; ++d)
-            sums[d % 2] = fmaf(query[d], __bfloat162float(k_nope[d]), sums[d % 2]);
+          float dot = 0;
+          for (int d = 0; d < nope; ++d) dot = fmaf(query[d], __bfloat162float(k_nope[d]), dot);
           for (int d = 0; d < rope; ++d)
-            sums[d % 2] = fmaf(query[nope + d], __bfloat162float(k_pe[d]), sums[d % 2]);
-          logit = sums[0] + sums[1];
+            dot = fmaf(query[nope + d], __bfloat162float(k_pe[d]), dot);
+          logit = dot;
         }
         const float top = fmaxf(maximum, reduce_block<true>(logit, scratch));
         const float base = top == -HUGE_VALF ? 0.0f : top;
