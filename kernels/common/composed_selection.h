@@ -82,7 +82,11 @@ inline void run_composed_parts(const SelectFromIndexerProblem& problem,
                                Stream stream) {
   IndexerCall indexer = call.indexer;
   indexer.scores = buffers.scores;
-  parts.scores->run(problem.indexer, indexer, buffers.scratch, stream);
+  // The piece's own bounds, not those of the largest one: a launch is laid out by them.
+  IndexerProblem bounds = problem.indexer;
+  bounds.max_rows = std::min(bounds.max_rows, num_rows);
+  bounds.max_keys = std::min<std::int64_t>(bounds.max_keys, call.piece.max_keys);
+  parts.scores->run(bounds, indexer, buffers.scratch, stream);
 
   SelectCall select;
   select.scores.data = buffers.scores;
