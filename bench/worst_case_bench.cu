@@ -23,6 +23,7 @@
 #include "sparse_mla/workspace.h"
 
 #include "bench/support/gpu.cuh"
+#include "bench/support/prepared.cuh"
 
 namespace sparse_mla::bench {
 namespace {
@@ -30,31 +31,6 @@ namespace {
 constexpr int kHeads = 16, kLora = 512, kRope = 64, kNope = 128, kValue = 128, kTopk = 2048;
 constexpr std::int32_t kRequests = 32, kQueryLen = 513, kBlock = 16, kRows = 65536;
 constexpr std::int32_t kLongContext = 60000, kShortContext = 16;
-
-/// An operation's CUDA entry with a workspace for one problem.
-template <class Problem, class Call>
-class Prepared {
- public:
-  Prepared(const Operation<Problem, Call>& operation, const Problem& problem)
-      : operation_(operation), problem_(problem), entry_(operation.choose(problem, cuda_only())) {
-    workspace_ =
-        DeviceBuffer<std::byte>(static_cast<std::int64_t>(entry_.workspace_bytes(problem)));
-  }
-  void run(const Call& call, Stream stream) const {
-    operation_.run(entry_, problem_, call, workspace_.span(), stream);
-  }
-
- private:
-  static Dispatch cuda_only() {
-    Dispatch dispatch = Dispatch::from_environment();
-    dispatch.backend = Backend::cuda;
-    return dispatch;
-  }
-  const Operation<Problem, Call>& operation_;
-  Problem problem_;
-  const Entry<Problem, Call>& entry_;
-  DeviceBuffer<std::byte> workspace_;
-};
 
 /// One pass over members of the context, ready to launch.
 struct Pass {

@@ -254,7 +254,9 @@ __global__ void __launch_bounds__(kThreads, kVector ? kBlocksPerSm : kScalarBloc
         const std::uint32_t bits[4] = {four.x, four.y, four.z, four.w};
         const int word = 4 * v - shift;  // of bits[0]; −3 … −1: in front of the window
         if (word >= 0 && word + 4 <= num_words) {
-          *reinterpret_cast<uint4*>(words + word) = {bits[0], bits[1], bits[2], bits[3]};
+          // By an intrinsic: the compiler would share single stores with the branch below.
+          __stcg(reinterpret_cast<uint4*>(words + word),
+                 make_uint4(bits[0], bits[1], bits[2], bits[3]));
         } else {
 #pragma unroll
           for (int i = 0; i < 4; ++i)
