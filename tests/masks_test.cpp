@@ -169,14 +169,11 @@ std::vector<MaskProblem> mask_problems() {
     problems.push_back(
         {{member(3, 64, 64, 0), member(0, 64, 0, 64), member(2, 0, 0, 2)}, scope, {64, 128}, 4, 9});
     problems.push_back({{}, scope, {64, 128}, 4, 10});
-    // Rows and lists of picks that are longer than what a kernel holds at a time; 3,001 picks are no
-    // whole vectors.
+    // Rows and lists of picks that are longer than what a kernel holds at a time; 3,001 picks are
+    // no whole vectors.
     for (const int topk : {3000, 3001})
-      problems.push_back({{member(6, 140000, 3, 139000), member(3, 70000, 70000, 3)},
-                          scope,
-                          {4, 32},
-                          topk,
-                          11});
+      problems.push_back(
+          {{member(6, 140000, 3, 139000), member(3, 70000, 70000, 3)}, scope, {4, 32}, topk, 11});
   }
   return problems;
 }
