@@ -149,12 +149,20 @@ struct IndexerData {
   }
 };
 
+/// Some entries serve certain head widths alone.
+bool serves(const std::string& name, const IndexerProblem& problem) {
+  for (const auto& entry : indexer_scores_operation().entries())
+    if (entry.name == name) return entry.why_not(problem).empty();
+  return false;
+}
+
 using EntryAndProblem = std::tuple<std::string, IndexerTest>;
 class IndexerScores : public testing::TestWithParam<EntryAndProblem> {};
 
 TEST_P(IndexerScores, AgreesWithPlainLoops) {
   const auto& [entry, p] = GetParam();
   IndexerData data(p);
+  if (!serves(entry, data.problem)) return;
   run_entry(indexer_scores_operation(), entry, data.problem, data.call);
   std::vector<bool> scored(data.scores.size(), false);
   for (const ScoreMember& m : data.members)
@@ -197,10 +205,13 @@ std::vector<IndexerTest> problems() {
   for (const int heads : {1, 5, 8, 16, 24, 32, 64, 128})
     list.push_back({heads, 128, 64, {{3, 29}, {0, 7}, {1, 0}}});
   for (const int dim : {4, 32, 64, 100, 128}) list.push_back({16, dim, 64, {{1, 47}, {2, 23}}});
-  for (const int block_size : {1, 2, 61, 64, 576}) list.push_back({8, 32, block_size, {{9, 600}}});
+  for (const int block_size : {1, 2, 61, 64, 576})
+    for (const int dim : {32, 128}) list.push_back({8, dim, block_size, {{9, 600}}});
   // Prefill over several row and key tiles; decodes; speculative rows.
   list.push_back({4, 16, 64, {{70, 0}, {33, 2100}, {1, 1007}, {1, 1008}, {1, 4000}, {8, 100}}});
+  list.push_back({4, 128, 64, {{70, 0}, {33, 2100}, {1, 1007}, {1, 1008}, {1, 4000}, {8, 100}}});
   list.push_back({2, 8, 64, {{1100, 0}}});
+  list.push_back({2, 128, 64, {{1100, 0}}});
   list.push_back({3, 8, 16, {{20, 1003}}});  // the causal corner crosses a key tile
   return list;
 }
@@ -249,6 +260,7 @@ TEST_P(IndexerEntry, BatchesDoNotChangeBits) {
 TEST_P(IndexerEntry, DecodesEveryCode) {
   // One head, one element: score = 1 · 1 · relu(1 · k).
   IndexerData data({1, 1, 256, {{1, 255}}});
+  if (!serves(GetParam(), data.problem)) return;
   data.q[2] = from_code(0x38);  // token 1's only element: 1.0
   data.weights[1] = 1;
   const float one = 1;
@@ -269,10 +281,10 @@ TEST_P(IndexerEntry, DecodesEveryCode) {
 
 TEST_P(IndexerEntry, NanPassesReluAndStaysInItsScores) {
   for (int head = 0; head < 20; ++head) {
-    IndexerData data({20, 32, 64, {{12, 50}}});
+    IndexerData data({20, 128, 64, {{12, 50}}});
     const ScoreMember& m = data.members[0];
     if (head == 0) *data.key_byte(m, 33, 31) = std::byte{kNanCode};
-    data.q[static_cast<std::size_t>(((m.query_start + 7) * 20 + head) * 33 + 4)] =
+    data.q[static_cast<std::size_t>(((m.query_start + 7) * 20 + head) * 129 + 4)] =
         from_code(kNanCode);
     run_entry(indexer_scores_operation(), GetParam(), data.problem, data.call);
     for (std::int64_t r = 0; r < 12; ++r)
@@ -283,7 +295,7 @@ TEST_P(IndexerEntry, NanPassesReluAndStaysInItsScores) {
 }
 
 TEST_P(IndexerEntry, PagesOutsideTableOrCacheScoreMinusInfinity) {
-  IndexerData data({8, 32, 16, {{10, 90}}});
+  IndexerData data({8, 128, 16, {{10, 90}}});
   const ScoreMember& m = data.members[0];
   run_entry(indexer_scores_operation(), GetParam(), data.problem, data.call);
   const auto whole = data.scores;
@@ -306,7 +318,7 @@ TEST_P(IndexerEntry, PagesOutsideTableOrCacheScoreMinusInfinity) {
 }
 
 TEST_P(IndexerEntry, ManyRows) {
-  IndexerData data({1, 2, 64, {{1, 3}}});
+  IndexerData data({1, 128, 64, {{1, 3}}});
   // 70,000 requests of one row share the block table and the query.
   std::vector<ScoreMember> members(70000, data.members[0]);
   std::vector<float> scores = poisoned<float>(70000 * 5);
@@ -331,7 +343,7 @@ TEST_P(IndexerEntry, NothingToDo) {
 
 TEST_P(IndexerEntry, RefusesBadArgumentsBeforeWriting) {
   const auto refuses = [&](const std::string& text, auto spoil) {
-    IndexerData data({4, 16, 64, {{5, 40}}});
+    IndexerData data({4, 128, 64, {{5, 40}}});
     spoil(data);
     try {
       run_entry(indexer_scores_operation(), GetParam(), data.problem, data.call);
@@ -342,19 +354,21 @@ TEST_P(IndexerEntry, RefusesBadArgumentsBeforeWriting) {
     for (const float score : data.scores) EXPECT_TRUE(std::isnan(score));
   };
   refuses("index_q:", [](IndexerData& d) { d.problem.index_n_heads = 5; });
-  refuses("index_q:", [](IndexerData& d) { d.problem.index_head_dim = 15; });
+  if (serves(GetParam(), {4, 15}))
+    refuses("index_q:", [](IndexerData& d) { d.problem.index_head_dim = 15; });
   refuses("index_weights:", [](IndexerData& d) {
     d.call.index_weights = contiguous<const float>(d.weights.data(), 3, 4);
   });
   refuses("cache.head_dim:", [](IndexerData& d) { d.call.cache.head_dim = 8; });
   refuses("cache.block_size:", [](IndexerData& d) { d.call.cache.block_size = 0; });
+  refuses("scores:", [](IndexerData& d) { d.call.scores = nullptr; });
+  if (!support::checks_contents(indexer_scores_operation(), GetParam())) return;
   refuses("members[0].request:", [](IndexerData& d) { d.members[0].request = 1; });
   refuses("members[0].query_start:", [](IndexerData& d) { d.members[0].query_start = 3; });
   refuses("members[0].num_rows:", [](IndexerData& d) { d.members[0].num_rows = -1; });
   refuses("members[0].row_keys:", [](IndexerData& d) { d.members[0].row_keys = 44; });
   refuses("members[0].first_position:", [](IndexerData& d) { d.problem.max_keys = 44; });
   refuses("members:", [](IndexerData& d) { d.problem.max_rows = 4; });
-  refuses("scores:", [](IndexerData& d) { d.call.scores = nullptr; });
 }
 
 }  // namespace

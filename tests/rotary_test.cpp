@@ -196,10 +196,12 @@ TEST_P(Rotary, RefusesBadArgumentsBeforeWriting) {
   using P = RotaryProblem&;
   using C = RotaryCall&;
   const std::vector<std::int64_t> far{0, 10}, negative{-1, 0};
+  // A device leaves such a row alone; position 0 turns the other one by nothing.
+  const bool looks = support::checks_contents(rotary_operation(), GetParam());
   EXPECT_THAT(error([&](P, C c) { c.positions = contiguous(far.data(), 2); }),
-              HasSubstr("positions[1]: got 10, expected 0 … 9"));
+              HasSubstr(looks ? "positions[1]: got 10, expected 0 … 9" : "no error"));
   EXPECT_THAT(error([&](P, C c) { c.positions = contiguous(negative.data(), 2); }),
-              HasSubstr("positions[0]: got -1"));
+              HasSubstr(looks ? "positions[0]: got -1" : "no error"));
   EXPECT_THAT(error([&](P, C c) { c.positions = contiguous(far.data(), 1); }),
               HasSubstr("positions: got [1]"));
   EXPECT_THAT(error([](P p, C) { p.dims = 63; }), HasSubstr("dims: got 63"));
