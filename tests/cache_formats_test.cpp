@@ -243,7 +243,7 @@ TEST_P(CacheFormats, EverySparseMqaReadsEveryWriter) {
 // Indexer keys, for every writer and reader: the score of key t under a query that is 1 in one
 // place is its scale times its number there, exactly.
 TEST(IndexKeyPages, EveryScorerReadsEveryWriter) {
-  constexpr int kDim = 32;
+  constexpr int kDim = 128;
   constexpr std::int64_t kKeys = 130;
   for (const std::int32_t block_size : {1, 7, 64})
     for (const std::string& writer : kWriters)

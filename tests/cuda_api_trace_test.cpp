@@ -17,6 +17,7 @@
 
 #include "tests/support/layer_runner.h"
 #include "tests/support/problem.h"
+#include "tests/support/run_entry.h"
 
 namespace sparse_mla {
 namespace {
@@ -82,8 +83,7 @@ TEST(CudaApiTrace, ARunOnlyLaunches) {
   limits.max_num_seqs = 16;
   limits.max_model_len = 3000;
   limits.workspace_rows = 1000;
-  Dispatch dispatch;
-  dispatch.backend = Backend::cuda;
+  const Dispatch dispatch = support::tested_dispatch();
   const Capacity capacity(limits, dispatch);
   const DeviceMemory workspace(capacity.workspace_bytes());
   const DeviceStream stream;

@@ -106,8 +106,7 @@ LayerProblem problem_of(const Limits& limits, const Batch& batch, std::uint64_t 
 // default stream: what a run enqueues is launches alone.
 TEST(CudaRun, LaunchesOnly) {
   const Limits limits = limits_of();
-  Dispatch dispatch;
-  dispatch.backend = Backend::cuda;
+  const Dispatch dispatch = support::tested_dispatch();
   const Capacity capacity(limits, dispatch);
   const DeviceMemory workspace(capacity.workspace_bytes());
   const DeviceStream stream;
@@ -168,8 +167,7 @@ TEST(CudaGraph, ADecodeStepIsReplayedWithOtherLengths) {
       {{2, 2, 2, 2, 2, 2}, std::vector<std::int32_t>(6, kLongest - 2)},
   };
   const Limits limits = limits_of();
-  Dispatch dispatch;
-  dispatch.backend = Backend::cuda;
+  const Dispatch dispatch = support::tested_dispatch();
   const Capacity capacity(limits, dispatch);
   const DeviceMemory workspace(capacity.workspace_bytes());
   const DeviceStream stream;
@@ -241,8 +239,7 @@ TEST(CudaGraph, ADecodeStepIsReplayedWithOtherLengths) {
 }
 
 TEST(DeviceArenaTest, RefusesABatchPlannedElsewhere) {
-  Dispatch dispatch;
-  dispatch.backend = Backend::cuda;
+  const Dispatch dispatch = support::tested_dispatch();
   const Capacity capacity(limits_of(), dispatch);
   const std::vector<std::int32_t> query_lens{1}, context_lens{7};
   DeviceArena small(1);
@@ -255,8 +252,7 @@ TEST(DeviceArenaTest, RefusesABatchPlannedElsewhere) {
 // Batches planned one after the other into two host arenas, their copies behind work that keeps the
 // stream busy: none may overwrite a copy in flight.
 TEST(DeviceArenaTest, PlanningAheadKeepsWhatIsInFlight) {
-  Dispatch dispatch;
-  dispatch.backend = Backend::cuda;
+  const Dispatch dispatch = support::tested_dispatch();
   const Capacity capacity(limits_of(), dispatch);
   DeviceArena arena(capacity.max_arena_bytes());
   const DeviceStream stream;

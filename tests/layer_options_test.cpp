@@ -219,11 +219,14 @@ std::vector<Batch> sink_batches() {
     Batch b = batch_of(path);
     b.force = "sparse_mqa:cpu_reference,project_value:cpu_reference,attend:cpu_reference";
     batches.push_back(b);
+    b.force = "sparse_mqa:cuda_rows,project_value:cuda_rows,attend:cuda_rows";
+    batches.push_back(b);
     if (path == AttentionPath::dense) continue;
     b.force = "sparse_mqa:cpu_baseline";
     b.selection = SelectionKind::random;
     batches.push_back(b);
   }
+  std::erase_if(batches, [](const Batch& b) { return !support::force_applies(b.force); });
   return batches;
 }
 INSTANTIATE_TEST_SUITE_P(Paths, Sink, ::testing::ValuesIn(sink_batches()));

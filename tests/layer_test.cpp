@@ -305,7 +305,12 @@ std::vector<LayerCase> layer_cases() {
         "indexer_scores:cpu_baseline,absorb_query:cpu_baseline,sparse_mqa:cpu_baseline,"
         "project_value:cpu_baseline,up_project:cpu_baseline,attend:cpu_baseline";
     cases.push_back(c);
+    c.force =
+        "indexer_scores:cuda_rows,absorb_query:cuda_rows,sparse_mqa:cuda_rows,"
+        "project_value:cuda_rows,up_project:cuda_rows,attend:cuda_rows";
+    cases.push_back(c);
   }
+  std::erase_if(cases, [](const LayerCase& c) { return !support::force_applies(c.force); });
   return cases;
 }
 INSTANTIATE_TEST_SUITE_P(Cases, Layer, ::testing::ValuesIn(layer_cases()));

@@ -1,15 +1,12 @@
 #include "tests/support/device_mirror.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <stdexcept>
 
 namespace sparse_mla::support {
 namespace {
 
 constexpr std::size_t kAlignment = 256, kGuard = 256;
-
-bool exact_allocations() { return std::getenv("SPARSE_MLA_TEST_EXACT_ALLOCATIONS") != nullptr; }
 
 }  // namespace
 
@@ -33,7 +30,7 @@ void DeviceMirror::upload() {
   pieces_ = std::move(joined);
 
   const auto size = [](const Piece& piece) { return piece.end - piece.begin; };
-  if (exact_allocations()) {
+  if (under_sanitizer()) {
     for (Piece& piece : pieces_) {
       const std::size_t skew = piece.begin % kAlignment;
       memory_.emplace_back(skew + size(piece));
@@ -76,7 +73,7 @@ void DeviceMirror::download() {
   for (const Piece& piece : pieces_)
     if (piece.written)
       copy_to_host(reinterpret_cast<void*>(piece.begin), piece.device, piece.end - piece.begin);
-  if (exact_allocations() || pieces_.empty()) return;
+  if (under_sanitizer() || pieces_.empty()) return;
   std::vector<std::byte> guard(kGuard);
   for (const Piece& piece : pieces_)
     for (const std::byte* place :

@@ -2,8 +2,7 @@
 ///
 /// Pieces that overlap on the host overlap on the device; every piece keeps its address modulo 256,
 /// so that a test of unaligned memory stays one; 0xFF bytes (NaN, −1) lie around each piece, and
-/// what was written there is found. With SPARSE_MLA_TEST_EXACT_ALLOCATIONS set, every piece is an
-/// allocation of its own that ends where the piece ends: for compute-sanitizer.
+/// what was written there is found. under_sanitizer(), every piece is an allocation of its own.
 #pragma once
 
 #include <cstddef>

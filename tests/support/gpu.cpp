@@ -1,5 +1,6 @@
 #include "tests/support/gpu.h"
 
+#include <cstdlib>
 #include <stdexcept>
 #include <string>
 
@@ -25,17 +26,22 @@ bool gpu_present() {
   return count > 0;
 }
 
+bool under_sanitizer() { return std::getenv("SPARSE_MLA_TEST_SANITIZER") != nullptr; }
+
 DeviceMemory::DeviceMemory(std::size_t bytes) : size_(bytes) {
   void* data = nullptr;
   check(cudaMalloc(&data, bytes == 0 ? 1 : bytes), "cudaMalloc");
   data_.reset(static_cast<std::byte*>(data));
-  fill_device(data_.get(), 0xFF, bytes);
+  if (!under_sanitizer()) fill_device(data_.get(), 0xFF, bytes);
 }
 
 void DeviceMemory::Free::operator()(std::byte* data) const { cudaFree(data); }
 
 void copy_to_device(std::byte* device, const void* host, std::size_t bytes) {
   check(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice), "cudaMemcpy to the device");
+  // It returns once pageable memory is staged; streams that do not wait for the default one could
+  // still overtake the last stretch.
+  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
 }
 
 void copy_to_host(void* host, const std::byte* device, std::size_t bytes) {

@@ -15,7 +15,11 @@ namespace sparse_mla::support {
 /// A device that the CUDA entries can run on?
 bool gpu_present();
 
-/// Device memory, filled with 0xFF bytes.
+/// SPARSE_MLA_TEST_SANITIZER is set: for compute-sanitizer, device memory stays as it was allocated
+/// (a read of it is found), and every buffer is an allocation of its own that ends where it ends.
+bool under_sanitizer();
+
+/// Device memory, filled with 0xFF bytes (not under_sanitizer()).
 class DeviceMemory {
  public:
   DeviceMemory() = default;

@@ -10,6 +10,7 @@ namespace {
 }  // namespace
 
 bool gpu_present() { return false; }
+bool under_sanitizer() { return false; }
 
 DeviceMemory::DeviceMemory(std::size_t) { refuse(); }
 void DeviceMemory::Free::operator()(std::byte*) const {}
