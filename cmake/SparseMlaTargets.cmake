@@ -23,6 +23,8 @@ function(sparse_mla_add_test name)
   add_executable(${name} ${name}.cpp)
   target_link_libraries(${name} PRIVATE sparse_mla_test_main)
   target_precompile_headers(${name} REUSE_FROM sparse_mla_test_main)
+  # Not among what travels: there gpu_tests is all of them.
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR})
   add_test(NAME ${name} COMMAND ${name})
 endfunction()
 
@@ -36,6 +38,7 @@ function(sparse_mla_test_on_every_backend)
       set_tests_properties(${name} PROPERTIES ENVIRONMENT SPARSE_MLA_TEST_BACKEND=cpu)
       set_tests_properties(${name}_gpu PROPERTIES ENVIRONMENT SPARSE_MLA_TEST_BACKEND=cuda
                                                   LABELS gpu SKIP_RETURN_CODE 77)
+      set_property(GLOBAL APPEND PROPERTY sparse_mla_gpu_tests ${name})
     endforeach()
   endif()
 endfunction()
@@ -53,7 +56,21 @@ function(sparse_mla_add_cuda_test name)
     add_test(NAME ${name} COMMAND ${name})
     set_tests_properties(${name} PROPERTIES LABELS gpu SKIP_RETURN_CODE 77
                                             ENVIRONMENT SPARSE_MLA_TEST_BACKEND=cuda)
+    set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR})
     add_dependencies(sparse_mla_cuda_tests ${name})
+    set_property(GLOBAL APPEND PROPERTY sparse_mla_gpu_tests ${name})
+  endif()
+endfunction()
+
+# sparse_mla_add_gpu_tests(): gpu_tests, one program of all tests with the label `gpu`, to be run on
+# another machine (`./dev gpu-test`): much smaller than all of them.
+function(sparse_mla_add_gpu_tests)
+  if(SPARSE_MLA_HAS_CUDA)
+    get_property(names GLOBAL PROPERTY sparse_mla_gpu_tests)
+    list(TRANSFORM names REPLACE "(.+)" "$<TARGET_OBJECTS:\\1>" OUTPUT_VARIABLE objects)
+    add_executable(gpu_tests ${objects})
+    target_link_libraries(gpu_tests PRIVATE sparse_mla_test_main CUDA::cudart_static
+                                            ${CMAKE_DL_LIBS})
   endif()
 endfunction()
 
