@@ -5,17 +5,20 @@
 namespace sparse_mla {
 namespace {
 
-/// FLOP/s of each path's parts on a backend, relative to each other: only ratios matter.
+/// FLOP/s of each path's parts on a backend, in any unit: only ratios matter.
 struct PathRates {
   double projection;  ///< latent → keys and values, query absorption, value projection
   double masked_mha;  ///< scores and values of a masked MHA tile, every tile visited
   double sparse_mqa;  ///< scores and values of selected rows, gather included
 };
 
-constexpr PathRates path_rates(Backend backend) {
-  // CPU: one core's OpenBLAS rate is 1; measured with `sparse-mla run`, 16 and 128 heads.
-  // CUDA: no measurement yet.
-  return backend == Backend::cpu ? PathRates{1.0, 0.7, 0.6} : PathRates{1.0, 0.8, 0.7};
+constexpr PathRates path_rates(Backend backend, int num_heads) {
+  // One core's OpenBLAS rate is 1; measured with `sparse-mla run`, 16 and 128 heads.
+  if (backend == Backend::cpu) return {1.0, 0.7, 0.6};
+  // TFLOP/s on an H200 (bench/results/h200: worst_case, attend, sparse_mqa). Sparse MQA gathers a
+  // row once for all heads of a tile: below 64 heads the gathering is what takes the time.
+  const double sparse_mqa = num_heads >= 64 ? 231 : num_heads > 16 ? 150 : 89;
+  return {671, 293, sparse_mqa};
 }
 
 }  // namespace
@@ -38,7 +41,7 @@ std::string to_string(AttentionPath path) {
 
 PathCosts estimate_path_costs(Backend backend, const ModelDims& dims,
                               std::span<const ChunkMember> suffix) {
-  const PathRates rates = path_rates(backend);
+  const PathRates rates = path_rates(backend, dims.num_heads);
   double keys = 0, pairs = 0, selected = 0, queries = 0;
   for (const ChunkMember& member : suffix) {
     const double query_len = member.query_len, context_len = member.context_len;
