@@ -25,6 +25,12 @@ __device__ inline void cp_async_16(void* shared, const void* global, bool valid 
   cp_async_16(shared_address(shared), global, valid);
 }
 
+/// 4 bytes global → shared, both 4-byte aligned.
+__device__ inline void cp_async_4(void* shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(shared)), "l"(global)
+               : "memory");
+}
+
 /// 16 bytes from registers, 16-byte aligned.
 __device__ inline void store_shared_16(std::uint32_t shared, const std::uint32_t (&value)[4]) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(value[0]),

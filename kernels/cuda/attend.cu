@@ -32,12 +32,10 @@ bool has_widths(const AttendProblem& problem) {
   return has_widths(problem, Shape::kNope, Shape::kRope, Shape::kValue);
 }
 
-/// (tile, piece, head) partials of cut tiles. A share of pieces_per_cta() each is what the plan
-/// aims at; a quarter more leaves room for tiles of few rows, which count less than they store.
-/// 0 where no member can have the keys for two pieces.
+/// (tile, piece, head) partials of cut tiles. 0 where no member can have the keys for two pieces.
 std::int64_t max_parts(const AttendProblem& problem) {
   if (problem.max_key_rows < 2 * least_piece_blocks() * key_block() - key_block() + 1) return 0;
-  return std::int64_t{pieces_per_cta()} * ctas_per_sm() * current_device().num_sms * 5 / 4;
+  return std::int64_t{half_parts_per_cta()} * ctas_per_sm() * current_device().num_sms / 2;
 }
 
 /// The plan's buffers, counted and carved by the same code.
@@ -103,11 +101,11 @@ bool has_aligned_rows(const RowView& view) {
     if (view.extent(axis) > 1 && view.stride(axis) % 8 != 0) return false;
   return true;
 }
-/// Can every row be written 8 bytes at a time?
-bool has_paired_rows(const View3<float>& out) {
-  return reinterpret_cast<std::uintptr_t>(out.data_handle()) % 8 == 0 && out.stride(2) == 1 &&
-         (out.extent(0) <= 1 || out.stride(0) % 2 == 0) &&
-         (out.extent(1) <= 1 || out.stride(1) % 2 == 0);
+/// Can every row be written 16 bytes at a time?
+bool has_aligned_output(const View3<float>& out) {
+  return reinterpret_cast<std::uintptr_t>(out.data_handle()) % 16 == 0 && out.stride(2) == 1 &&
+         (out.extent(0) <= 1 || out.stride(0) % 4 == 0) &&
+         (out.extent(1) <= 1 || out.stride(1) % 4 == 0);
 }
 
 template <class Shape, bool kMasked>
@@ -120,7 +118,7 @@ void launch_mma(const AttendProblem& problem, const AttendArguments& args, const
   plan_attend_kernel<kPlanThreads><<<1, kPlanThreads, 0, stream>>>(args, plan);
   check_launch("plan_attend_kernel");
   kernel<<<grid_size(problem, args, plan), Shape::kThreads, Shape::kSharedBytes, stream>>>(
-      args, plan, vector_loads, has_paired_rows(args.out));
+      args, plan, vector_loads, has_aligned_output(args.out));
   check_launch("attend_mma_kernel");
   if (plan.max_slots == 0) return;
   join_pieces_kernel<kJoinThreads, Shape::kValue>
@@ -136,6 +134,7 @@ void run_shape(const AttendProblem& problem, const AttendCall& call, std::span<s
   AttendPlan plan = carve_plan(carver, problem, Shape::kRows, parts);
   const AttendArguments args = arguments_of(problem, call);
   plan.max_slots = static_cast<std::int32_t>(parts / args.num_heads);
+  plan.few_rows = Shape::kFewRows;
   plan.num_ctas = ctas_per_sm() * current_device().num_sms;
   if (problem.mode == AttendMode::masked)
     launch_mma<Shape, true>(problem, args, plan, stream);

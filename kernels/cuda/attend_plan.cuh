@@ -37,9 +37,25 @@ SPARSE_MLA_HOST_DEVICE constexpr int key_block() { return 64; }
 /// Blocks below which a tile's keys are not cut: a piece's prologue and its partial (written, read
 /// and merged) cost about one block's time.
 SPARSE_MLA_HOST_DEVICE constexpr int least_piece_blocks() { return 8; }
-/// Pieces that a resident CTA should get when keys are cut at all. One would leave some CTAs idle
-/// as soon as the pieces are not a whole number per CTA; more of them mean more partials.
-SPARSE_MLA_HOST_DEVICE constexpr int pieces_per_cta() { return 2; }
+/// Partials that the workspace holds, in halves per resident CTA: a first round of pieces, the
+/// small pieces that fill up behind it, and room for tiles of few rows, which store as much as
+/// others.
+SPARSE_MLA_HOST_DEVICE constexpr int half_parts_per_cta() { return 5; }
+/// A query tile's time per block of keys, in sixteenths of a full tile's. Fewer rows save
+/// arithmetic but no copies and no latency.
+SPARSE_MLA_HOST_DEVICE constexpr int block_cost(int rows, int tile_rows, int few_rows) {
+  if (rows <= few_rows) return 4;
+  return rows >= tile_rows ? 16 : 8 + 8 * rows / tile_rows;
+}
+/// Time of a work item beside its blocks (its queries in, its result out), the same unit.
+SPARSE_MLA_HOST_DEVICE constexpr int item_cost() { return 24; }
+/// Rows up to which a tile is attended by warps that share its keys out (attend_few_rows.cuh), its
+/// 16 rows being one fragment of the tensor cores. 0 where two blocks of keys and values do not fit
+/// beside the queries in the shared memory of a full tile of `tile_rows`.
+SPARSE_MLA_HOST_DEVICE constexpr int few_rows(int qk_dim, int v_dim, int tile_rows) {
+  const int block = key_block() * (qk_dim + v_dim), rows = 16;
+  return rows * qk_dim + 2 * block <= tile_rows * qk_dim + block ? rows : 0;
+}
 /// Heads that follow each other before the next query tile's turn: the CTAs at work then share the
 /// keys of few heads in L2 (8 heads × 4,096 keys × 640 bytes = 20 MiB) and the masks of a tile.
 SPARSE_MLA_HOST_DEVICE constexpr int section_heads() { return 8; }
@@ -61,9 +77,9 @@ struct CutTile {
 };
 
 struct AttendCounts {
-  std::int32_t num_items;
   std::int32_t num_cut_tiles;
-  std::int32_t next;  ///< work handed out so far: item × head
+  std::int32_t next;            ///< work handed out so far: item × head
+  std::int32_t bucket_end[32];  ///< items of the buckets up to this one
 };
 
 /// The list in the workspace.
@@ -76,6 +92,7 @@ struct AttendPlan {
   std::int64_t max_items = 0;
   std::int32_t max_slots = 0;  ///< 0: keys are never cut
   std::int32_t tile_rows = 0;
+  std::int32_t few_rows = 0;  ///< rows up to which a tile is attended the cheap way; 0: none is
   std::int32_t num_ctas = 0;  ///< that are resident together
 };
 
@@ -101,64 +118,153 @@ __device__ inline KeyRange piece_keys(const AttendArguments& args, const ChunkMe
           member.first_key + static_cast<std::int32_t>(min(end, std::int64_t{keys}))};
 }
 
-/// Makes the list: one CTA, a thread per member. Items are sorted by the power of two of their
-/// length, longest first. When the whole work is less than a few tiles per CTA, the keys of long
-/// tiles are cut into pieces of at least `piece_blocks`, so that no CTA is left with much more than
-/// its share. Places within a bucket and slots are dealt by arrival: no result depends on them.
+/// Query tiles of a member that are alike: all but a last one with fewer rows, or that one.
+struct TileClass {
+  std::int32_t row;     ///< first row of the first tile
+  std::int32_t tiles;   ///< may be 0
+  std::int32_t blocks;  ///< of keys, of the last tile
+  std::int32_t cost;    ///< block_cost()
+  bool few;             ///< rows ≤ plan.few_rows
+};
+__device__ inline TileClass tile_class(const AttendArguments& args, const AttendPlan& plan,
+                                       const ChunkMember& member, bool last) {
+  const std::int32_t query_len = max(member.query_len, 0), rest = query_len % plan.tile_rows;
+  TileClass tiles;
+  tiles.row = last ? query_len - rest : 0;
+  tiles.tiles = last ? (rest > 0 ? 1 : 0) : query_len / plan.tile_rows;
+  const int rows = last ? rest : plan.tile_rows;
+  tiles.blocks =
+      (visible_keys(args, member, last ? query_len : query_len - rest) + key_block() - 1) /
+      key_block();
+  tiles.cost = block_cost(rows, plan.tile_rows, plan.few_rows);
+  tiles.few = rows <= plan.few_rows;
+  return tiles;
+}
+
+/// How keys are cut, costs in sixteenths of a block. Pieces of `round` fill the CTAs a whole number
+/// of times, pieces of tiles with few rows are `small` and fill up what is left.
+struct CutLengths {
+  std::uint32_t round = 0;  ///< 0: no cuts
+  std::uint32_t small = 0;
+  /// Pieces of a tile.
+  __device__ int pieces(std::uint32_t blocks, std::uint32_t cost, bool few) const {
+    if (round == 0) return 1;
+    const std::uint32_t length = few ? small : round, total = blocks * cost;
+    return static_cast<int>(
+        max(1u, min((total + length - 1) / length, blocks / least_piece_blocks())));
+  }
+};
+
+/// Makes the list: one CTA, a thread per member and kind of tile. Items are sorted by the power of
+/// two of their length, longest first.
+/// When long tiles would leave CTAs idle at the end, keys are cut. With a share T = the whole work
+/// / CTAs, ways to cut are tried side by side: tiles in the fewest pieces that are no longer than L
+/// ≥ T / r, where those pieces are at most r per CTA. They take about r · L; what is shorter than
+/// half a piece fills the rest up to T. The way with the least estimate wins, at equal ones the
+/// first. Places within a bucket and slots are dealt by arrival: no result depends on them.
 template <int kThreads>
 __global__ void __launch_bounds__(kThreads)
     plan_attend_kernel(const __grid_constant__ AttendArguments args,
                        const __grid_constant__ AttendPlan plan) {
   constexpr int kBuckets = 32;
-  constexpr int kWarpRows = 32;  // rows of a tile that idle together when there are no more
-  __shared__ unsigned long long load, full_load;
+  constexpr int kRounds = 8, kSteps = 8, kSmall = 2, kWays = kRounds * kSteps * kSmall;
+  constexpr int kLanes = kThreads / kWays;  // threads per way
+  static_assert(kLanes >= 1 && kLanes <= 32 && kThreads == kLanes * kWays);
+  struct LongTiles {
+    std::uint32_t blocks, tiles;
+    std::uint16_t cost;
+    bool few;
+  };
+  __shared__ unsigned long long load, best;
+  __shared__ std::uint32_t longest;
+  __shared__ LongTiles long_tiles[kThreads];
+  __shared__ int num_long;
   __shared__ int bucket_place[kBuckets], num_slots, num_cut_tiles;
   if (threadIdx.x < kBuckets) bucket_place[threadIdx.x] = 0;
   if (threadIdx.x == 0) {
-    load = full_load = 0;
-    num_slots = num_cut_tiles = 0;
+    load = 0;
+    best = ~0ull;
+    longest = 0;
+    num_slots = num_cut_tiles = num_long = 0;
   }
   __syncthreads();
 
-  const int rows = plan.tile_rows;
-  const auto num_tiles = [&](const ChunkMember& m) {
-    return (max(m.query_len, 0) + rows - 1) / rows;
-  };
-  const auto num_blocks = [&](const ChunkMember& m, int row_end) {
-    return (visible_keys(args, m, row_end) + key_block() - 1) / key_block();
-  };
-  for (int m = threadIdx.x; m < args.num_members && plan.max_slots > 0; m += kThreads) {
-    const ChunkMember member = args.members[m];
-    if (member.query_len <= 0) continue;
-    const unsigned blocks = num_blocks(member, member.query_len);
-    const unsigned first_blocks = num_blocks(member, min(rows, member.query_len));
-    const unsigned warps = (member.query_len + kWarpRows - 1) / kWarpRows;
-    // In quarters of a block, first and last tile averaged.
-    atomicAdd(&load, (static_cast<unsigned long long>(blocks) + first_blocks) * warps *
-                         (4 * kWarpRows) / (2 * rows));
-    atomicAdd(&full_load, static_cast<unsigned long long>(blocks) * num_tiles(member));
+  const int rows = plan.tile_rows, classes = 2 * args.num_members;
+  for (int c = threadIdx.x; c < classes && plan.max_slots > 0; c += kThreads) {
+    const ChunkMember member = args.members[c / 2];
+    const TileClass tiles = tile_class(args, plan, member, c % 2 != 0);
+    if (tiles.tiles == 0) continue;
+    // First and last tile averaged.
+    const std::uint32_t first_blocks =
+        (visible_keys(args, member, min(tiles.row + rows, member.query_len)) + key_block() - 1) /
+        key_block();
+    atomicAdd(&load,
+              ((static_cast<unsigned long long>(tiles.blocks) + first_blocks) * tiles.cost / 2 +
+               item_cost()) *
+                  tiles.tiles * args.num_heads);
+    atomicMax(&longest, static_cast<std::uint32_t>(tiles.blocks) * tiles.cost);
   }
   __syncthreads();
-
-  // Σ tiles · floor(blocks / piece_blocks) ≤ full_load / piece_blocks ≤ max_slots.
-  long long piece_blocks = 0;  // 0: no cuts
-  if (plan.max_slots > 0) {
-    const auto ceil_div = [](unsigned long long a, unsigned long long b) {
-      return static_cast<long long>((a + b - 1) / b);
+  const unsigned long long share = load / plan.num_ctas + 1;
+  CutLengths lengths;
+  // Where no tile is an eighth of a CTA's share, longest first is balanced enough.
+  if (plan.max_slots > 0 && share < 8ull * longest) {
+    for (int c = threadIdx.x; c < classes; c += kThreads) {
+      const TileClass tiles = tile_class(args, plan, args.members[c / 2], c % 2 != 0);
+      const std::uint32_t total = static_cast<std::uint32_t>(tiles.blocks) * tiles.cost;
+      if (tiles.tiles == 0 || total <= share / 16) continue;
+      const int place = atomicAdd(&num_long, 1);
+      if (place < kThreads)
+        long_tiles[place] = {static_cast<std::uint32_t>(tiles.blocks),
+                             static_cast<std::uint32_t>(tiles.tiles),
+                             static_cast<std::uint16_t>(tiles.cost), tiles.few};
+    }
+    __syncthreads();
+    const int way = threadIdx.x / kLanes;
+    const unsigned long long rounds = way / (kSteps * kSmall) + 1;
+    const auto lengths_of = [&](int number) {
+      const unsigned long long r = number / (kSteps * kSmall) + 1, step = number / kSmall % kSteps;
+      CutLengths cut;
+      cut.round = static_cast<std::uint32_t>(max(1ull, share * (16 + step) / (16 * r)));
+      cut.small = max(1u, static_cast<std::uint32_t>(share / (number % kSmall == 0 ? 16 : 4)));
+      return cut;
     };
-    piece_blocks = max(static_cast<long long>(least_piece_blocks()),
-                       max(ceil_div(load * args.num_heads, 4ull * pieces_per_cta() * plan.num_ctas),
-                           ceil_div(full_load, plan.max_slots)));
+    const CutLengths cut = lengths_of(way);
+    unsigned long long units = 0, slots = 0;
+    std::uint32_t fill = 0;  // the longest that is not part of a round
+    for (int i = threadIdx.x % kLanes; i < num_long && num_long <= kThreads; i += kLanes) {
+      const LongTiles tiles = long_tiles[i];
+      const int pieces = cut.pieces(tiles.blocks, tiles.cost, tiles.few);
+      const std::uint32_t length = tiles.blocks * tiles.cost / pieces;
+      if (tiles.few || length < cut.round / 2)
+        fill = max(fill, length);
+      else
+        units += static_cast<unsigned long long>(tiles.tiles) * pieces * args.num_heads;
+      if (pieces > 1) slots += static_cast<unsigned long long>(tiles.tiles) * pieces;
+    }
+#pragma unroll
+    for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+      units += __shfl_xor_sync(~0u, units, offset);
+      slots += __shfl_xor_sync(~0u, slots, offset);
+      fill = max(fill, __shfl_xor_sync(~0u, fill, offset));
+    }
+    // The estimate in the upper bits, the way in the lower.
+    const unsigned long long estimate = max(rounds * cut.round, share + fill / 2);
+    if (num_long <= kThreads && units <= rounds * plan.num_ctas && slots <= plan.max_slots &&
+        threadIdx.x % kLanes == 0)
+      atomicMin(&best, estimate * kWays + way);
+    __syncthreads();
+    if (best != ~0ull) lengths = lengths_of(static_cast<int>(best % kWays));
   }
-  const auto num_pieces = [&](int blocks) {
-    return piece_blocks == 0 ? 1 : static_cast<int>(max(1ll, min(blocks / piece_blocks, 65535ll)));
+
+  const auto bucket_of = [](const TileClass& tiles, int pieces) {
+    return max(1, __clz(static_cast<std::uint32_t>(tiles.blocks) * tiles.cost / pieces)) - 1;
   };
-  const auto bucket_of = [](int blocks, int pieces) { return __clz(blocks / pieces); };  // 1 … 32
-  for (int m = threadIdx.x; m < args.num_members; m += kThreads) {
-    const ChunkMember member = args.members[m];
-    if (member.query_len <= 0) continue;
-    const int blocks = num_blocks(member, member.query_len), pieces = num_pieces(blocks);
-    atomicAdd(&bucket_place[bucket_of(blocks, pieces) - 1], num_tiles(member) * pieces);
+  for (int c = threadIdx.x; c < classes; c += kThreads) {
+    const TileClass tiles = tile_class(args, plan, args.members[c / 2], c % 2 != 0);
+    if (tiles.tiles == 0) continue;
+    const int pieces = lengths.pieces(tiles.blocks, tiles.cost, tiles.few);
+    atomicAdd(&bucket_place[bucket_of(tiles, pieces)], tiles.tiles * pieces);
   }
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -167,47 +273,50 @@ __global__ void __launch_bounds__(kThreads)
       const int count = bucket_place[bucket];
       bucket_place[bucket] = place;
       place += count;
+      plan.counts->bucket_end[bucket] = static_cast<int>(
+          min(static_cast<long long>(place), static_cast<long long>(plan.max_items)));
     }
-    plan.counts->num_items = static_cast<int>(
-        min(static_cast<long long>(place), static_cast<long long>(plan.max_items)));
     plan.counts->next = 0;
   }
   __syncthreads();
 
   const int lane = threadIdx.x % 32;
-  for (int m0 = threadIdx.x - lane; m0 < args.num_members; m0 += kThreads) {
-    int tiles = 0, pieces = 1, place = 0, slot = -1, cut = 0;
-    if (m0 + lane < args.num_members) {
-      const ChunkMember member = args.members[m0 + lane];
-      tiles = num_tiles(member);
+  for (int c0 = threadIdx.x - lane; c0 < classes; c0 += kThreads) {
+    int tiles = 0, row = 0, pieces = 1, place = 0, slot = -1, cut = 0;
+    if (c0 + lane < classes) {
+      const TileClass mine =
+          tile_class(args, plan, args.members[(c0 + lane) / 2], (c0 + lane) % 2 != 0);
+      tiles = mine.tiles;
+      row = mine.row;
       if (tiles > 0) {
-        const int blocks = num_blocks(member, member.query_len);
-        pieces = num_pieces(blocks);
-        place = atomicAdd(&bucket_place[bucket_of(blocks, pieces) - 1], tiles * pieces);
+        pieces = lengths.pieces(mine.blocks, mine.cost, mine.few);
+        place = atomicAdd(&bucket_place[bucket_of(mine, pieces)], tiles * pieces);
         if (pieces > 1) {
           slot = atomicAdd(&num_slots, tiles * pieces);
           cut = atomicAdd(&num_cut_tiles, tiles);
         }
       }
     }
-    // The warp writes one member's items after the other.
+    // The warp writes one class's items after the other.
     for (unsigned left = __ballot_sync(~0u, tiles > 0); left != 0; left &= left - 1) {
       const int source = __ffs(left) - 1;
       const int their_tiles = __shfl_sync(~0u, tiles, source);
+      const int their_row = __shfl_sync(~0u, row, source);
       const int their_pieces = __shfl_sync(~0u, pieces, source);
       const int their_place = __shfl_sync(~0u, place, source);
       const int their_slot = __shfl_sync(~0u, slot, source);
       const int their_cut = __shfl_sync(~0u, cut, source);
-      const int member = m0 + source;
+      const int member = (c0 + source) / 2;
       for (int i = lane; i < their_tiles * their_pieces; i += 32) {
         if (their_place + i >= plan.max_items) break;
         // Under a causal mask the last tile is the longest.
         const int tile = their_tiles - 1 - i / their_pieces, piece = i % their_pieces;
-        plan.items[their_place + i] = {member, tile * rows, static_cast<std::uint16_t>(piece),
+        const int tile_row = their_row + tile * rows;
+        plan.items[their_place + i] = {member, tile_row, static_cast<std::uint16_t>(piece),
                                        static_cast<std::uint16_t>(their_pieces),
                                        their_slot < 0 ? -1 : their_slot + i};
         if (their_slot >= 0 && piece == 0)
-          plan.cut_tiles[their_cut + i / their_pieces] = {member, tile * rows, their_pieces,
+          plan.cut_tiles[their_cut + i / their_pieces] = {member, tile_row, their_pieces,
                                                           their_slot + i};
       }
     }
@@ -216,20 +325,30 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) plan.counts->num_cut_tiles = num_cut_tiles;
 }
 
-/// Work number `work` of the list: heads in sections, within a section item by item.
+/// Work of the list: an item for one head.
 struct AttendWork {
   AttendItem item;
   int head;
 };
-__device__ inline bool find_work(const AttendPlan& plan, int num_heads, std::int64_t work,
-                                 AttendWork& found) {
-  const std::int64_t items = plan.counts->num_items;
-  if (work >= items * num_heads) return false;
-  const std::int64_t per_section = items * section_heads();
-  const int section = static_cast<int>(work / per_section);
+/// Takes the next work; false: there is none. A warp calls it together. Buckets one after the other
+/// (longest items first), within a bucket heads in sections, within a section item by item.
+__device__ inline bool next_work(const AttendPlan& plan, int num_heads, AttendWork& found) {
+  const int lane = threadIdx.x % 32;
+  int taken = lane == 0 ? atomicAdd(&plan.counts->next, 1) : 0;
+  taken = __shfl_sync(~0u, taken, 0);
+  const int end = plan.counts->bucket_end[lane];
+  const unsigned buckets = __ballot_sync(~0u, taken < std::int64_t{end} * num_heads);
+  if (buckets == 0) return false;
+  const int bucket = __ffs(buckets) - 1;
+  const int last = __shfl_sync(~0u, end, bucket);
+  const int before = __shfl_sync(~0u, end, max(bucket - 1, 0));
+  const std::int64_t first = bucket == 0 ? 0 : before;
+  const std::int64_t place = taken - first * num_heads;
+  const std::int64_t per_section = (last - first) * section_heads();
+  const auto section = static_cast<int>(place / per_section);
   const int heads = min(section_heads(), num_heads - section * section_heads());
-  const auto inside = static_cast<std::int64_t>(work - section * per_section);
-  found.item = plan.items[inside / heads];
+  const std::int64_t inside = place - section * per_section;
+  found.item = plan.items[first + inside / heads];
   found.head = section * section_heads() + static_cast<int>(inside % heads);
   return true;
 }
@@ -255,16 +374,6 @@ class RowEpilogue {
   __device__ void put(int i, float value) const {
     float& place = out_[i * stride_];
     place = merges_ ? merge_value(weights_, place, value) : value;
-  }
-  /// Elements i and i + 1 of a row with stride 1, at 8-byte boundaries.
-  __device__ void put_pair(int i, float a, float b) const {
-    auto& place = *reinterpret_cast<float2*>(out_ + i);
-    if (merges_) {
-      const float2 before = place;
-      a = merge_value(weights_, before.x, a);
-      b = merge_value(weights_, before.y, b);
-    }
-    place = make_float2(a, b);
   }
 
  private:

@@ -48,14 +48,21 @@ static __global__ void __launch_bounds__(rows_kernel_threads(), rows_kernel_ctas
   float* query = shared_rows;              // [P+R]
   float* out = shared_rows + nope + rope;  // [V], not yet divided by `sum`
   __shared__ float weights[kThreads], scratch[kThreads / 32];
-  __shared__ int next_work;
+  __shared__ AttendWork work;
+  __shared__ bool done;
 
   while (true) {
+    __syncthreads();  // everyone is through with the last work
+    if (threadIdx.x < 32) {
+      AttendWork found;
+      const bool any = next_work(plan, args.num_heads, found);
+      if (threadIdx.x == 0) {
+        done = !any;
+        if (any) work = found;
+      }
+    }
     __syncthreads();
-    if (threadIdx.x == 0) next_work = atomicAdd(&plan.counts->next, 1);
-    __syncthreads();
-    AttendWork work;
-    if (!find_work(plan, args.num_heads, next_work, work)) return;
+    if (done) return;
     const ChunkMember member = args.members[work.item.member];
     const int row_end = min(work.item.row + rows_kernel_tile(), member.query_len);
     for (int row = work.item.row; row < row_end; ++row) {
