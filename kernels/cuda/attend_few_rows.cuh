@@ -1,6 +1,7 @@
 /// `attend` for a query tile of at most 16 rows: the last tile of 513 rows, or a short request.
 #pragma once
 
+#include <cfloat>
 #include <cstdint>
 
 #include "kernels/common/ptx.cuh"
@@ -29,6 +30,8 @@ __device__ __forceinline__ void attend_few_rows(const AttendArguments& args, con
   constexpr int kStageBytes = Shape::kKeyBytes + Shape::kValueBytes;
   constexpr float kLog2e = 1.44269504088896341f, kLn2 = 0.69314718055994531f;
   constexpr float kInfinity = HUGE_VALF;
+  // A row's maximum before it has seen a key: finite, so that differences with it are no NaN.
+  constexpr float kLowest = -FLT_MAX;
   static_assert(kRows == 16 && kWarpKeys == 16, "one 16×16 fragment of P per warp and block");
   static_assert(kRows * kQkRowBytes + 2 * kStageBytes <= Shape::kSharedBytes);
 
@@ -88,7 +91,7 @@ __device__ __forceinline__ void attend_few_rows(const AttendArguments& args, con
   };
 
   float out[kValueTiles][4] = {};
-  float maximum[2] = {-kInfinity, -kInfinity}, sum[2] = {};
+  float maximum[2] = {kLowest, kLowest}, sum[2] = {};
   if (key < key_end) {
     load_rows<kThreads, kRows, Shape::kQk, kQkRowBytes>(
         shared_q, address(args.q, std::int64_t{member.query_start} + row0, work.head, 0),
@@ -158,8 +161,7 @@ __device__ __forceinline__ void attend_few_rows(const AttendArguments& args, con
             }
           top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
           top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-          const float base = top == -kInfinity ? 0.0f : top;
-          factor[h] = ptx::ex2(maximum[h] - base);
+          factor[h] = ptx::ex2(maximum[h] - top);
           maximum[h] = top;
           float row_sum = 0;
 #pragma unroll
@@ -167,7 +169,7 @@ __device__ __forceinline__ void attend_few_rows(const AttendArguments& args, con
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
               float& weight = score[n][2 * h + i];
-              weight = ptx::ex2(weight - base);
+              weight = ptx::ex2(weight - top);
               row_sum += weight;
             }
           sum[h] = sum[h] * factor[h] + row_sum;
@@ -220,14 +222,13 @@ __device__ __forceinline__ void attend_few_rows(const AttendArguments& args, con
   if (warp * 8 >= num_rows) return;  // eight rows for each of the first two warps
   const int row = warp * 8, count = min(8, num_rows - row);
   FinishedRow finished;
-  // The quad of row `group` weighs its parts; −inf: the warp's part is empty.
-  float top = -kInfinity, total = 0, factor[kWarps];
+  // The quad of row `group` weighs its parts.
+  float top = kLowest, total = 0, factor[kWarps];
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) top = fmaxf(top, warp_maximum[w][row + group]);
-  const float base = top == -kInfinity ? 0.0f : top;
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) {
-    factor[w] = ptx::ex2(warp_maximum[w][row + group] - base);
+    factor[w] = ptx::ex2(warp_maximum[w][row + group] - top);
     total += warp_sum[w][row + group] * factor[w];
   }
   const bool empty = total == 0;

@@ -2,6 +2,7 @@
 /// item, 64 keys at a time. (The method: Dao, "FlashAttention-2", 2023.)
 #pragma once
 
+#include <cfloat>
 #include <cstdint>
 #include <type_traits>
 #include <utility>
@@ -12,6 +13,11 @@
 #include "kernels/cuda/attend_tile.cuh"
 
 namespace sparse_mla::cuda {
+
+/// The ends of the keys that all and that any of a warp's rows can see.
+struct VisibleEnds {
+  std::int32_t all_rows, any_row;
+};
 
 /// The tile product of one work item, per block of 64 keys:
 ///   S[rows, 64] = Q[rows, P+R] · K[64, P+R]ᵀ   fragments of Q and K by ldmatrix
@@ -30,6 +36,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 2)
   constexpr int kScoreTiles = kKeys / 8, kValueTiles = Shape::kValue / 8;
   constexpr float kLog2e = 1.44269504088896341f, kLn2 = 0.69314718055994531f;
   constexpr float kInfinity = HUGE_VALF;
+  // A row's maximum before it has seen a key: finite, so that differences with it are no NaN.
+  constexpr float kLowest = -FLT_MAX;
 
   extern __shared__ __align__(128) std::byte shared_memory[];
   // The work at hand. Read from here where it is needed: registers are scarce.
@@ -38,13 +46,15 @@ __global__ void __launch_bounds__(Shape::kThreads, 2)
   __shared__ MaskMember mask;  // mode masked only
   __shared__ KeyWalk walk;     // mode masked only; warp 0's
   __shared__ KeyRange keys;
+  // A lane's share of its rows' sums, beside the registers, which are all taken.
+  __shared__ __align__(16) float sums[Shape::kThreads][2 * kRowTiles];
+  __shared__ VisibleEnds visible[Shape::kWarps];
   __shared__ int next_key;
   __shared__ bool done;
   const std::uint32_t shared_q = ptx::shared_address(shared_memory);
   const std::uint32_t shared_k = shared_q + Shape::kQueryBytes;
   const std::uint32_t shared_v = shared_k + Shape::kKeyBytes;
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * Shape::kWarpRows;
-  const int group = lane / 4, pair = lane % 4;  // of an accumulator: its row, its two columns
 
   // Chunk 2s of a row, given where its chunk 0 lies: 2s is even and its low three bits are what the
   // swizzle changes.
@@ -55,7 +65,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 2)
   while (true) {
     __syncthreads();  // everyone is through with the last work
     if (threadIdx.x < 32) {
-      AttendWork found;
+      AttendWork found = {};
       const bool any = next_work(plan, args.num_heads, found);
       if (lane == 0) {
         done = !any;
@@ -100,31 +110,34 @@ __global__ void __launch_bounds__(Shape::kThreads, 2)
       }
 
     float out[kRowTiles][kValueTiles][4] = {};
-    float maximum[kRowTiles][2], sum[kRowTiles][2];
+    float maximum[kRowTiles][2];
 #pragma unroll
     for (int t = 0; t < kRowTiles; ++t)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        maximum[t][h] = -kInfinity;
-        sum[t][h] = 0;
+        maximum[t][h] = kLowest;
+        sums[threadIdx.x][2 * t + h] = 0;
       }
 
-    // Keys that the warp's first and last row can see, counted as positions of the request.
     const auto visible_end = [&](int row) {
-      return args.causal ? static_cast<int>(min(std::int64_t{key_end},
+      return args.causal ? static_cast<int>(min(std::int64_t{keys.end},
                                                 std::int64_t{member.context_len} + row + 1))
-                         : key_end;
+                         : keys.end;
     };
-    const int first_row = work.item.row + warp_row;
-    const int all_visible = visible_end(first_row);
-    const int any_visible =
-        first_row < row_end ? visible_end(first_row + Shape::kWarpRows - 1) : key_begin;
+    // Keys that all and that any of the warp's rows can see, counted as positions of the request.
+    if (lane == 0) {
+      const int first_row = work.item.row + warp_row;
+      visible[warp_row / Shape::kWarpRows] = {
+          visible_end(first_row),
+          first_row < row_end ? visible_end(first_row + Shape::kWarpRows - 1) : key_begin};
+    }
+    __syncwarp();
 
     int key = key_begin;
     [[maybe_unused]] BlockWords words = {};  // of row lane % kWarpRows of the warp
     const auto fetch_words = [&](int from) {
-      const int row = first_row + lane % Shape::kWarpRows;
-      if (row < row_end)
+      const int row = work.item.row + warp_row + lane % Shape::kWarpRows;
+      if (row < member.query_len)
         words.fetch(args.mask_words + mask.word_offset + std::int64_t{row} * mask.row_words, mask,
                     from, keys.end);
     };
@@ -147,7 +160,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 2)
     }
 
     while (key < keys.end) {
-      bool active = key < any_visible;
+      bool active = key < visible[not_hoisted(threadIdx.x) / 32].any_row;
       uint2 mask_bits = {};       // of row lane % kWarpRows of the warp
       bool all_selected = false;  // by every row of the warp
       if constexpr (kMasked) {
@@ -212,20 +225,21 @@ __global__ void __launch_bounds__(Shape::kThreads, 2)
         // Logits in base 2; what a row does not see becomes −inf. Scaled before the difference
         // with the maximum is taken: the largest weight is then exactly 1 at any scale.
         const float scale = args.softmax_scale * kLog2e;
-        const bool cut_off = !kMasked && block_key + kKeys > all_visible;
-        float factor[kRowTiles][2];
-        bool rescale = false;
 #pragma unroll
         for (int t = 0; t < kRowTiles; ++t)
 #pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            const int row = t * 16 + h * 8 + group;
+          for (int n = 0; n < kScoreTiles; ++n)
 #pragma unroll
-            for (int n = 0; n < kScoreTiles; ++n)
+            for (int i = 0; i < 4; ++i) score[t][n][i] *= scale;
+        if (kMasked ? !all_selected
+                    : block_key + kKeys > visible[not_hoisted(threadIdx.x) / 32].all_rows) {
+          const int l = static_cast<int>(not_hoisted(threadIdx.x)) % 32, pair = l % 4;
 #pragma unroll
-              for (int i = 0; i < 2; ++i) score[t][n][2 * h + i] *= scale;
-            if (kMasked ? !all_selected : cut_off) {
-              const int visible = visible_end(first_row + row) - block_key - 2 * pair;
+          for (int t = 0; t < kRowTiles; ++t)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+              const int row = t * 16 + h * 8 + l / 4;
+              const int left = visible_end(work.item.row + warp_row + row) - block_key - 2 * pair;
               std::uint32_t bits[2] = {};
               if constexpr (kMasked) {
                 bits[0] = __shfl_sync(~0u, mask_bits.x, row) >> 2 * pair;
@@ -236,10 +250,17 @@ __global__ void __launch_bounds__(Shape::kThreads, 2)
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                   const bool seen =
-                      kMasked ? (bits[n / 4] >> (n % 4 * 8 + i) & 1) != 0 : n * 8 + i < visible;
+                      kMasked ? (bits[n / 4] >> (n % 4 * 8 + i) & 1) != 0 : n * 8 + i < left;
                   if (!seen) score[t][n][2 * h + i] = -kInfinity;
                 }
             }
+        }
+        float factor[kRowTiles][2], row_sum[kRowTiles][2];
+        bool rescale = false;
+#pragma unroll
+        for (int t = 0; t < kRowTiles; ++t)
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
             float top = maximum[t][h];
 #pragma unroll
             for (int n = 0; n < kScoreTiles; ++n)
@@ -247,22 +268,16 @@ __global__ void __launch_bounds__(Shape::kThreads, 2)
               for (int i = 0; i < 2; ++i) top = fmaxf(top, score[t][n][2 * h + i]);
             top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
             top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-            const float base = top == -kInfinity ? 0.0f : top;
-            factor[t][h] = ptx::ex2(maximum[t][h] - base);
+            factor[t][h] = ptx::ex2(maximum[t][h] - top);
             rescale = rescale || factor[t][h] != 1.0f;
             maximum[t][h] = top;
-            float row_sum = 0;
-#pragma unroll
-            for (int n = 0; n < kScoreTiles; ++n)
-#pragma unroll
-              for (int i = 0; i < 2; ++i) {
-                float& weight = score[t][n][2 * h + i];
-                weight = ptx::ex2(weight - base);
-                row_sum += weight;
-              }
-            sum[t][h] = sum[t][h] * factor[t][h] + row_sum;
+            row_sum[t][h] = 0;
           }
         if (__any_sync(~0u, rescale)) {
+#pragma unroll
+          for (int t = 0; t < kRowTiles; ++t)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) sums[threadIdx.x][2 * t + h] *= factor[t][h];
 #pragma unroll
           for (int t = 0; t < kRowTiles; ++t)
 #pragma unroll
@@ -270,31 +285,48 @@ __global__ void __launch_bounds__(Shape::kThreads, 2)
 #pragma unroll
               for (int i = 0; i < 4; ++i) out[t][n][i] *= factor[t][i / 2];
         }
-        // Two neighbouring 16×8 accumulator tiles are one 16×16 fragment of P.
-        std::uint32_t weights[kRowTiles][kScoreTiles / 2][4];
-#pragma unroll
-        for (int t = 0; t < kRowTiles; ++t)
-#pragma unroll
-          for (int n = 0; n < kScoreTiles / 2; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-              weights[t][n][i] = ptx::pack_bf16(score[t][2 * n + i / 2][i % 2 * 2],
-                                                score[t][2 * n + i / 2][i % 2 * 2 + 1]);
 
+        // O 16 keys at a time, the exponentials of the next 16 between the products of these. Two
+        // neighbouring 16×8 accumulator tiles are one 16×16 fragment of P.
+        constexpr int kPairs = kRowTiles * 4;  // of a lane and 16 keys
+        std::uint32_t weights[kRowTiles][4], next_weights[kRowTiles][4];
+        const auto weigh = [&](int s, int begin, int end) {
+#pragma unroll
+          for (int p = begin; p < end; ++p) {
+            const int t = p / 4, i = p % 4, h = i % 2;
+            const float* logits = &score[t][2 * s + i / 2][2 * h];
+            const float a = ptx::ex2(logits[0] - maximum[t][h]);
+            const float b = ptx::ex2(logits[1] - maximum[t][h]);
+            row_sum[t][h] += a + b;
+            next_weights[t][i] = ptx::pack_bf16(a, b);
+          }
+        };
+        weigh(0, 0, kPairs);
         const std::uint32_t l = not_hoisted(lane);
         const std::uint32_t lane_v = shared_v + l % 16 * kValueRowBytes + ((l / 16 ^ l % 8) << 4);
 #pragma unroll
-        for (int s = 0; s < kKeys / 16; ++s)
+        for (int s = 0; s < kKeys / 16; ++s) {
+#pragma unroll
+          for (int t = 0; t < kRowTiles; ++t)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) weights[t][i] = next_weights[t][i];
 #pragma unroll
           for (int n = 0; n < kValueTiles / 2; ++n) {
             std::uint32_t v[4];  // columns 16n … +7: v[0], v[1]; the next eight: v[2], v[3]
             ptx::ldmatrix_x4_transposed(v, chunk_row(lane_v, n) + s * 16 * kValueRowBytes);
+            if (s + 1 < kKeys / 16)
+              weigh(s + 1, kPairs * n / (kValueTiles / 2), kPairs * (n + 1) / (kValueTiles / 2));
 #pragma unroll
             for (int t = 0; t < kRowTiles; ++t) {
-              ptx::mma_m16n8k16_bf16(out[t][2 * n], weights[t][s], v[0], v[1]);
-              ptx::mma_m16n8k16_bf16(out[t][2 * n + 1], weights[t][s], v[2], v[3]);
+              ptx::mma_m16n8k16_bf16(out[t][2 * n], weights[t], v[0], v[1]);
+              ptx::mma_m16n8k16_bf16(out[t][2 * n + 1], weights[t], v[2], v[3]);
             }
           }
+        }
+#pragma unroll
+        for (int t = 0; t < kRowTiles; ++t)
+#pragma unroll
+          for (int h = 0; h < 2; ++h) sums[threadIdx.x][2 * t + h] += row_sum[t][h];
       }
     }
 
@@ -308,9 +340,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 2)
     const auto finish = [&]<int kHalf>(std::integral_constant<int, kHalf>) {
       constexpr int t = kHalf / 2, h = kHalf % 2;
       const int row = warp_row + t * 16 + h * 8;
-      const int count = min(8, row_end - work.item.row - row);
+      const int count = min(8, member.query_len - work.item.row - row);
       if (count <= 0) return;
-      float total = sum[t][h];
+      float total = sums[threadIdx.x][2 * t + h];
       total += __shfl_xor_sync(~0u, total, 1);
       total += __shfl_xor_sync(~0u, total, 2);
       const bool empty = total == 0;
@@ -318,8 +350,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 2)
       FinishedRow finished;
       finished.lse = empty ? -kInfinity : maximum[t][h] * kLn2 + logf(total);
       const std::int64_t running_row =
-          std::int64_t{member.packed_token} + work.item.row + row + group;
-      if (group < count && work.item.slot < 0 && running_row < args.merge_row_end)
+          std::int64_t{member.packed_token} + work.item.row + row + lane / 4;
+      if (lane / 4 < count && work.item.slot < 0 && running_row < args.merge_row_end)
         finished.lse_before = *address(args.lse, work.head, running_row);
       __syncwarp();  // the quad has read it; the last rows have been written
 #pragma unroll

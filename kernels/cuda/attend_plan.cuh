@@ -111,11 +111,14 @@ struct KeyRange {
 __device__ inline KeyRange piece_keys(const AttendArguments& args, const ChunkMember& member,
                                       std::int32_t row_end, const AttendItem& item) {
   const std::int32_t keys = visible_keys(args, member, row_end);
-  const std::int64_t blocks = (std::int64_t{keys} + key_block() - 1) / key_block();
-  const auto begin = static_cast<std::int32_t>(blocks * item.piece / item.num_pieces * key_block());
-  const std::int64_t end = blocks * (item.piece + 1) / item.num_pieces * key_block();
-  return {member.first_key + min(begin, keys),
-          member.first_key + static_cast<std::int32_t>(min(end, std::int64_t{keys}))};
+  // In 32 bits: kernels at the register limit spill around a call of the 64-bit division.
+  const unsigned blocks = (static_cast<unsigned>(keys) + key_block() - 1) / key_block();
+  const unsigned pieces = item.num_pieces, quotient = blocks / pieces, rest = blocks % pieces;
+  const auto key_of = [&](unsigned piece) {  // blocks · piece / pieces, in keys
+    return static_cast<std::int32_t>(min(
+        std::int64_t{quotient * piece + rest * piece / pieces} * key_block(), std::int64_t{keys}));
+  };
+  return {member.first_key + key_of(item.piece), member.first_key + key_of(item.piece + 1u)};
 }
 
 /// Query tiles of a member that are alike: all but a last one with fewer rows, or that one.
@@ -342,14 +345,16 @@ __device__ inline bool next_work(const AttendPlan& plan, int num_heads, AttendWo
   const int bucket = __ffs(buckets) - 1;
   const int last = __shfl_sync(~0u, end, bucket);
   const int before = __shfl_sync(~0u, end, max(bucket - 1, 0));
-  const std::int64_t first = bucket == 0 ? 0 : before;
-  const std::int64_t place = taken - first * num_heads;
-  const std::int64_t per_section = (last - first) * section_heads();
-  const auto section = static_cast<int>(place / per_section);
-  const int heads = min(section_heads(), num_heads - section * section_heads());
-  const std::int64_t inside = place - section * per_section;
+  // In 32 bits, as the counter is.
+  const unsigned first = bucket == 0 ? 0 : before;
+  const unsigned place = taken - first * num_heads;
+  const unsigned per_section = (last - first) * section_heads();
+  const unsigned section = place / per_section;
+  const unsigned heads =
+      min(section_heads(), num_heads - static_cast<int>(section) * section_heads());
+  const unsigned inside = place - section * per_section;
   found.item = plan.items[first + inside / heads];
-  found.head = section * section_heads() + static_cast<int>(inside % heads);
+  found.head = static_cast<int>(section * section_heads() + inside % heads);
   return true;
 }
 

@@ -54,7 +54,7 @@ static __global__ void __launch_bounds__(rows_kernel_threads(), rows_kernel_ctas
   while (true) {
     __syncthreads();  // everyone is through with the last work
     if (threadIdx.x < 32) {
-      AttendWork found;
+      AttendWork found = {};
       const bool any = next_work(plan, args.num_heads, found);
       if (threadIdx.x == 0) {
         done = !any;
