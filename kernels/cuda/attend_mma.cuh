@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 2)
           for (int n = 0; n < kScoreTiles; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) score[t][n][i] = 0;
-#pragma unroll 4  // 128 bytes of a row: the swizzle's period
+#pragma unroll unrolled_score_steps()
         for (int s = 0; s < Shape::kQk / 16; ++s) {
           std::uint32_t q[kRowTiles][4];
 #pragma unroll

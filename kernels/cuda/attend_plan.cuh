@@ -56,6 +56,9 @@ SPARSE_MLA_HOST_DEVICE constexpr int few_rows(int qk_dim, int v_dim, int tile_ro
   const int block = key_block() * (qk_dim + v_dim), rows = 16;
   return rows * qk_dim + 2 * block <= tile_rows * qk_dim + block ? rows : 0;
 }
+/// Products of a block's scores (16 columns each) in a row without a branch: all of them, so that
+/// fragments are read ahead over the whole head width. 4 would keep the loop.
+SPARSE_MLA_HOST_DEVICE constexpr int unrolled_score_steps() { return 16; }
 /// Heads that follow each other before the next query tile's turn: the CTAs at work then share the
 /// keys of few heads in L2 (8 heads × 4,096 keys × 640 bytes = 20 MiB) and the masks of a tile.
 SPARSE_MLA_HOST_DEVICE constexpr int section_heads() { return 8; }
@@ -170,7 +173,7 @@ __global__ void __launch_bounds__(kThreads)
     plan_attend_kernel(const __grid_constant__ AttendArguments args,
                        const __grid_constant__ AttendPlan plan) {
   constexpr int kBuckets = 32;
-  constexpr int kRounds = 8, kSteps = 8, kSmall = 2, kWays = kRounds * kSteps * kSmall;
+  constexpr int kRounds = 8, kSteps = 8, kSmall = 4, kWays = kRounds * kSteps * kSmall;
   constexpr int kLanes = kThreads / kWays;  // threads per way
   static_assert(kLanes >= 1 && kLanes <= 32 && kThreads == kLanes * kWays);
   struct LongTiles {
@@ -229,7 +232,8 @@ __global__ void __launch_bounds__(kThreads)
       const unsigned long long r = number / (kSteps * kSmall) + 1, step = number / kSmall % kSteps;
       CutLengths cut;
       cut.round = static_cast<std::uint32_t>(max(1ull, share * (16 + step) / (16 * r)));
-      cut.small = max(1u, static_cast<std::uint32_t>(share / (number % kSmall == 0 ? 16 : 4)));
+      const int part = number % kSmall;  // T / 16, T / 4, T / 2, T
+      cut.small = max(1u, static_cast<std::uint32_t>(share / (part == 0 ? 16 : 8 >> part)));
       return cut;
     };
     const CutLengths cut = lengths_of(way);
@@ -409,6 +413,7 @@ __global__ void __launch_bounds__(kThreads)
     if (tile.row + row >= member.query_len) continue;
 
     float lse = -HUGE_VALF, value[kPerLane] = {};
+#pragma unroll 4  // the loads of four pieces are under way together
     for (int piece = 0; piece < tile.num_pieces; ++piece) {
       const std::int64_t part =
           ((std::int64_t{tile.slot} + piece) * args.num_heads + head) * rows + row;
