@@ -179,17 +179,17 @@ struct FinishedRow {
   float lse = 0, lse_before = 0;
 };
 
-/// Writes `count` ≤ 8 finished rows of a warp, `row` … of their tile: to the piece's partials, or
-/// to the running partial. `staged`: 8 × V floats of the warp's own shared memory, the two columns
-/// 8n + 2 · (lane % 4) … of row lane / 4 at staged_pair(…). From there a warp writes whole rows:
-/// few instructions, and full lines of memory.
+/// Where a lane leaves columns 8n + 2 · (lane % 4), +1 of row lane / 4 among eight rows of V
+/// floats: 16-byte chunk c of row r lies at c ^ r, so that neither side meets bank conflicts.
 template <int kValue>
 __device__ inline float2* staged_pair(float* staged, int n) {
   const int lane = threadIdx.x % 32, row = lane / 4, pair = lane % 4;
-  // 16-byte chunk c of row r lies at c ^ r.
   return reinterpret_cast<float2*>(staged + row * kValue + (((2 * n + pair / 2) ^ row) * 4)) +
          pair % 2;
 }
+/// Writes `count` ≤ 8 finished rows of a warp, `row` … of their tile: to the piece's partials, or
+/// to the running partial. `staged`: 8 × V floats of the warp's own shared memory, filled through
+/// staged_pair. From there a warp writes whole rows: few instructions, and full lines of memory.
 template <int kValue, int kTileRows>
 __device__ __forceinline__ void finish_rows(const AttendArguments& args, const AttendPlan& plan,
                                             const ChunkMember& member, const AttendWork& work,
@@ -208,37 +208,61 @@ __device__ __forceinline__ void finish_rows(const AttendArguments& args, const A
   if (lane % 4 == 0 && lane / 4 < count && !mine_stays)
     *(partial ? plan.part_lse + part + lane / 4
               : address(args.lse, work.head, running_row + lane / 4)) = weights.lse;
+  if (!partial && !vector_stores) {
 #pragma unroll 1
-  for (int r = 0; r < count; ++r) {
-    MergeWeights row_weights;
-    row_weights.a = __shfl_sync(~0u, weights.a, 4 * r);
-    row_weights.b = __shfl_sync(~0u, weights.b, 4 * r);
-    if (__shfl_sync(~0u, mine_stays, 4 * r)) continue;
-    const bool merges = !partial && running_row + r < args.merge_row_end;
-    float* out = partial ? plan.part_out + (part + r) * kValue
-                         : address(args.out, running_row + r, work.head, 0);
-    const std::int64_t stride = partial ? 1 : args.out.stride(2);
-    if (partial || vector_stores) {
-#pragma unroll
-      for (int column = 0; column < kValue; column += 128) {
-        const int chunk = column / 4 + lane;
-        float4 value = *reinterpret_cast<const float4*>(staged + r * kValue + (chunk ^ r) * 4);
-        auto* place = reinterpret_cast<float4*>(out) + chunk;
-        if (merges) {
-          const float4 before = *place;
-          value.x = merge_value(row_weights, before.x, value.x);
-          value.y = merge_value(row_weights, before.y, value.y);
-          value.z = merge_value(row_weights, before.z, value.z);
-          value.w = merge_value(row_weights, before.w, value.w);
-        }
-        *place = value;
-      }
-    } else {
+    for (int r = 0; r < count; ++r) {
+      MergeWeights row_weights;
+      row_weights.a = __shfl_sync(~0u, weights.a, 4 * r);
+      row_weights.b = __shfl_sync(~0u, weights.b, 4 * r);
+      if (__shfl_sync(~0u, mine_stays, 4 * r)) continue;
+      const bool merges = running_row + r < args.merge_row_end;
 #pragma unroll 1
       for (int column = lane; column < kValue; column += 32) {
-        float& place = out[column * stride];
+        float& place = *address(args.out, running_row + r, work.head, column);
         const float value = staged[r * kValue + ((column / 4) ^ r) * 4 + column % 4];
         place = merges ? merge_value(row_weights, place, value) : value;
+      }
+    }
+    return;
+  }
+  // Four rows at a time, what they are merged with read before the first is written.
+  constexpr int kTogether = 4, kChunks = kValue / 128;
+  float* const first_out =
+      partial ? plan.part_out + part * kValue : address(args.out, running_row, work.head, 0);
+  const std::int64_t row_stride = partial ? kValue : args.out.stride(0);
+#pragma unroll 1
+  for (int begin = 0; begin < count; begin += kTogether) {
+    float4 before[kTogether][kChunks];
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+      const int r = begin + j;
+      const auto* place = reinterpret_cast<const float4*>(first_out + r * row_stride) + lane;
+      const bool reads = !partial && r < count && running_row + r < args.merge_row_end;
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c)
+        before[j][c] = reads ? place[32 * c] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+      const int r = begin + j;
+      MergeWeights row_weights;
+      row_weights.a = __shfl_sync(~0u, weights.a, 4 * r % 32);
+      row_weights.b = __shfl_sync(~0u, weights.b, 4 * r % 32);
+      const bool stays = __shfl_sync(~0u, mine_stays, 4 * r % 32);
+      if (r >= count || stays) continue;
+      const bool merges = !partial && running_row + r < args.merge_row_end;
+      auto* place = reinterpret_cast<float4*>(first_out + r * row_stride) + lane;
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        float4 value =
+            *reinterpret_cast<const float4*>(staged + r * kValue + (((32 * c + lane) ^ r) * 4));
+        if (merges) {
+          value.x = merge_value(row_weights, before[j][c].x, value.x);
+          value.y = merge_value(row_weights, before[j][c].y, value.y);
+          value.z = merge_value(row_weights, before[j][c].z, value.z);
+          value.w = merge_value(row_weights, before[j][c].w, value.w);
+        }
+        place[32 * c] = value;
       }
     }
   }
