@@ -4,8 +4,6 @@
 
 #include <cfloat>
 #include <cstdint>
-#include <type_traits>
-#include <utility>
 
 #include "kernels/common/ptx.cuh"
 #include "kernels/cuda/attend_few_rows.cuh"
@@ -330,42 +328,52 @@ __global__ void __launch_bounds__(Shape::kThreads, 2)
       }
     }
 
-    // Epilogue: a quad of lanes holds a row, two neighbouring columns per tile and lane; eight rows
-    // at a time through the warp's own rows of Q, which nobody else reads.
-    auto* staged =
-        reinterpret_cast<float*>(shared_memory + static_cast<std::size_t>(warp_row) * kQkRowBytes);
-    static_assert(8 * Shape::kValue * 4 <= Shape::kWarpRows * kQkRowBytes);
-    // Not a loop: nvcc leaves one of this size rolled, whatever the pragma, and then keeps the
-    // accumulators in local memory.
-    const auto finish = [&]<int kHalf>(std::integral_constant<int, kHalf>) {
-      constexpr int t = kHalf / 2, h = kHalf % 2;
-      const int row = warp_row + t * 16 + h * 8;
+    // Epilogue: a quad of lanes holds a row, two neighbouring columns per tile and lane. The rows
+    // go into shared memory, eight after eight: into the warp's own rows of Q, which nobody else
+    // reads, and into its share of K, which everybody has read. Then nothing is left in registers.
+    constexpr int kHalves = 2 * kRowTiles, kHalfBytes = 8 * Shape::kValue * 4;
+    constexpr int kHalvesInQ = Shape::kWarpRows * kQkRowBytes / kHalfBytes;
+    constexpr int kWarpKeyBytes = Shape::kKeyBytes / Shape::kWarps;
+    static_assert((kHalves - kHalvesInQ) * kHalfBytes <= kWarpKeyBytes);
+    const auto staged_rows = [&](int half) {
+      const int place = half < kHalvesInQ
+                            ? warp_row * kQkRowBytes + half * kHalfBytes
+                            : Shape::kQueryBytes + warp_row / Shape::kWarpRows * kWarpKeyBytes +
+                                  (half - kHalvesInQ) * kHalfBytes;
+      return reinterpret_cast<float*>(shared_memory + place);
+    };
+    __syncwarp();  // all lanes have read Q
+#pragma unroll
+    for (int t = 0; t < kRowTiles; ++t)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float total = sums[threadIdx.x][2 * t + h];
+        total += __shfl_xor_sync(~0u, total, 1);
+        total += __shfl_xor_sync(~0u, total, 2);
+        const bool empty = total == 0;
+        const float inverse = empty ? 0.0f : 1.0f / total;
+        sums[threadIdx.x][2 * t + h] = empty ? -kInfinity : maximum[t][h] * kLn2 + logf(total);
+        float* staged = staged_rows(2 * t + h);
+#pragma unroll
+        for (int n = 0; n < kValueTiles; ++n)
+          *staged_pair<Shape::kValue>(staged, n) =
+              make_float2(out[t][n][2 * h] * inverse, out[t][n][2 * h + 1] * inverse);
+      }
+#pragma unroll 1
+    for (int half = 0; half < kHalves; ++half) {
+      const int row = warp_row + half * 8;
       const int count = min(8, member.query_len - work.item.row - row);
-      if (count <= 0) return;
-      float total = sums[threadIdx.x][2 * t + h];
-      total += __shfl_xor_sync(~0u, total, 1);
-      total += __shfl_xor_sync(~0u, total, 2);
-      const bool empty = total == 0;
-      const float inverse = empty ? 0.0f : 1.0f / total;
+      if (count <= 0) break;
       FinishedRow finished;
-      finished.lse = empty ? -kInfinity : maximum[t][h] * kLn2 + logf(total);
+      finished.lse = sums[threadIdx.x][half];
       const std::int64_t running_row =
           std::int64_t{member.packed_token} + work.item.row + row + lane / 4;
       if (lane / 4 < count && work.item.slot < 0 && running_row < args.merge_row_end)
         finished.lse_before = *address(args.lse, work.head, running_row);
-      __syncwarp();  // the quad has read it; the last rows have been written
-#pragma unroll
-      for (int n = 0; n < kValueTiles; ++n)
-        *staged_pair<Shape::kValue>(staged, n) =
-            make_float2(out[t][n][2 * h] * inverse, out[t][n][2 * h + 1] * inverse);
-      __syncwarp();
+      __syncwarp();  // the quad has read it; the rows are staged
       finish_rows<Shape::kValue, Shape::kRows>(args, plan, member, work, row, count, finished,
-                                               staged, vector_stores);
-    };
-    [&]<int... kHalf>(std::integer_sequence<int, kHalf...>) {
-      (finish(std::integral_constant<int, kHalf>()), ...);
+                                               staged_rows(half), vector_stores);
     }
-    (std::make_integer_sequence<int, 2 * kRowTiles>());
   }
 }
 
