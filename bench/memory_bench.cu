@@ -1,6 +1,6 @@
 // The operations that only move memory, on large inputs that are not in the cache. GB/s counts
 // every byte that has to be read or written once; `% of copy` compares it with a device-to-device
-// copy of 1 GiB in the same run.
+// copy of 1 GiB in the same run. "copy" is what smaller copies take under the operations' timing.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -59,6 +59,25 @@ void measure(benchmark::State& state, const Operation<Problem, Call>& operation,
   count_bytes(state, times, bytes);
   state.counters["copy_GB/s"] = 1e-9 * copy;
   if (times.median() > 0) state.counters["% of copy"] = 100 * bytes / times.median() / copy;
+}
+
+/// The driver's copy of `megabytes` / 2, timed as the operations are: with an L2 that the flush has
+/// left full of lines to be written back, and with the cost of a launch. What an operation that
+/// moves as many bytes can be held against, where 1 GiB hides both.
+void copy(benchmark::State& state, std::int64_t megabytes) {
+  const DeviceBuffer<std::byte> from(megabytes * 500000), to(megabytes * 500000);
+  TimingOptions options;
+  options.flush_l2 = true;
+  const GpuTimes times = time_on_gpu(
+      state,
+      [&](int, Stream stream) {
+        cuda::check(
+            cudaMemcpyAsync(to.data(), from.data(), to.bytes(), cudaMemcpyDeviceToDevice, stream),
+            "cudaMemcpyAsync");
+      },
+      options);
+  count_bytes(state, times, 2.0 * static_cast<double>(to.size()));
+  state.counters["copy_GB/s"] = 1e-9 * copy_rate();
 }
 
 void merge(benchmark::State& state, std::int64_t tokens, int heads, OutputType type) {
@@ -266,6 +285,9 @@ void hadamard(benchmark::State& state, std::int64_t rows, int heads) {
 
 [[maybe_unused]] const bool registered = [] {
   constexpr int kTopk = 2048;
+  for (const std::int64_t megabytes : {20, 40, 80, 120, 160, 200, 300})
+    register_gpu_bench("copy/MB:" + std::to_string(megabytes),
+                       [=](benchmark::State& state) { copy(state, megabytes); });
   for (const int heads : {16, 32, 64, 128})
     for (const OutputType type : {OutputType::f32, OutputType::bf16, OutputType::fp8})
       register_gpu_bench("merge/tokens:8192/heads:" + std::to_string(heads) + "/" + to_string(type),

@@ -38,12 +38,36 @@ __device__ inline void store_shared_16(std::uint32_t shared, const std::uint32_t
                : "memory");
 }
 
+/// Ors `bits` into a 4-byte aligned word of shared memory, atomically.
+__device__ inline void or_shared(std::uint32_t shared, std::uint32_t bits) {
+  asm volatile("red.shared.or.b32 [%0], %1;" ::"r"(shared), "r"(bits) : "memory");
+}
+
+/// Four neighbouring numbers of memory that no one writes meanwhile, 16-byte aligned; −1 four
+/// times, unread, unless `valid`. Volatile: a load stays behind what it stands behind, so that
+/// registers are needed for those in flight alone.
+__device__ inline int4 load_4_or_minus_1(const std::int32_t* from, bool valid) {
+  int4 four{-1, -1, -1, -1};
+  asm volatile(
+      "{\n\t.reg .pred valid;\n\tsetp.ne.s32 valid, %5, 0;\n\t"
+      "@valid ld.global.nc.v4.s32 {%0, %1, %2, %3}, [%4];\n\t}"
+      : "+r"(four.x), "+r"(four.y), "+r"(four.z), "+r"(four.w)
+      : "l"(from), "r"(static_cast<int>(valid)));
+  return four;
+}
+
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 /// Waits until at most `Pending` of this thread's newest groups are in flight.
 template <int Pending>
 __device__ inline void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
+}
+
+/// Waits for all of `threads` threads, whole warps, that use barrier `id`, 0 … 15 (__syncthreads is
+/// barrier 0).
+__device__ inline void barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 /// Four 8×8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8

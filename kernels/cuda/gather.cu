@@ -13,6 +13,7 @@
 namespace sparse_mla::cuda {
 namespace {
 
+/// At most 32: a warp finds their sources.
 /// 16 rows of 72 units are four units for each of 288 threads at L+R = 576: all loads of a thread
 /// are issued together, and seven such blocks fit an SM.
 constexpr int kRows = 16, kThreads = 288, kLoads = 4;
@@ -27,37 +28,44 @@ struct GatherArguments {
 };
 
 /// Does workspace row `row` belong to a member? Then `source` is its cached row, or null where its
-/// page lies outside the block table or the cache.
-__device__ bool locate(const GatherArguments& a, std::int64_t row, const std::byte*& source) {
+/// page lies outside the block table or the cache. `m` is a member at or before the row's.
+__device__ bool locate(const GatherArguments& a, std::int64_t row, int m,
+                       const std::byte*& source) {
   source = nullptr;
   if (row >= a.rows.extent(0) || row < a.members[0].key_row) return false;
-  const ChunkMember member =
-      a.members[find_record(a.members, a.num_members, &ChunkMember::key_row, row)];
+  while (m + 1 < a.num_members && a.members[m + 1].key_row <= row) ++m;
+  const ChunkMember member = a.members[m];
   const std::int64_t key = row - member.key_row;
   if (key >= member.num_keys) return false;
   const std::int64_t position = member.first_key + key;
   if (position < 0 || member.request < 0 || member.request >= a.block_tables.extent(0)) return true;
-  const std::int64_t column = position / a.cache.block_size;
+  // A sum of two 32-bit numbers that are not negative: 32-bit divisions.
+  const auto size = static_cast<std::uint32_t>(a.cache.block_size);
+  const std::uint32_t column = static_cast<std::uint32_t>(position) / size;
   if (column >= a.block_tables.extent(1)) return true;
   const std::int64_t block = a.block_tables(member.request, column);
   if (block < 0 || block >= a.cache.num_blocks) return true;
   source = a.cache.data + block * a.cache.block_stride +
-           (position - column * a.cache.block_size) * a.cache.row_stride;
+           std::int64_t{static_cast<std::uint32_t>(position) - column * size} * a.cache.row_stride;
   return true;
 }
 
-// Tile: 16 workspace rows × L+R numbers. One thread per row finds its source; then all threads walk
-// the tile as one list of units. A unit is eight numbers: 16 bytes written, 16 (bf16) or 8 (e4m3)
-// read, neighbouring threads at neighbouring addresses. A row moves 2,304 bytes (bf16), 1,808
-// (fp8_ds_mla) or 1,728 (fp8) at L+R = 576, and no arithmetic worth counting: memory alone decides.
-// Without kVector a unit is one number, read bytewise.
+// Tile: 16 workspace rows × L+R numbers. A warp finds the first row's member and a thread per row
+// its source – three loads behind each other before the first number is read –; then all threads
+// walk the tile as one list of units. A unit is eight numbers: 16 bytes written, 16 (bf16) or 8
+// (e4m3) read, neighbouring threads at neighbouring addresses. A row moves 2,304 bytes (bf16),
+// 1,808 (fp8_ds_mla) or 1,728 (fp8) at L+R = 576, and no arithmetic worth counting: memory alone
+// decides. Without kVector a unit is one number, read bytewise.
 template <CacheFormat kFormat, bool kVector>
 __global__ void __launch_bounds__(kThreads) gather_kernel(const GatherArguments a) {
   __shared__ const std::byte* sources[kRows];
   __shared__ bool owned[kRows];
   const std::int64_t first_row = std::int64_t{blockIdx.x} * kRows;
-  if (threadIdx.x < kRows)
-    owned[threadIdx.x] = locate(a, first_row + threadIdx.x, sources[threadIdx.x]);
+  if (threadIdx.x < 32) {
+    const int m = find_record_by_warp(a.members, a.num_members, &ChunkMember::key_row, first_row);
+    if (threadIdx.x < kRows)
+      owned[threadIdx.x] = locate(a, first_row + threadIdx.x, m, sources[threadIdx.x]);
+  }
   __syncthreads();
 
   if constexpr (kVector) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "kernels/common/ptx.cuh"
 #include "kernels/common/rotation_checks.h"
 #include "kernels/cuda/alignment.h"
 #include "kernels/cuda/device.h"
@@ -15,8 +16,10 @@ namespace sparse_mla::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-/// The indexer's head width, for which a warp holds a whole vector.
-constexpr int kWarpDims = 128, kPerLane = kWarpDims / 32;
+/// The indexer's head width, for which eight lanes of a warp hold a vector: two pieces of eight
+/// neighbours each, so that 32 bytes a thread are in flight and shuffles are few.
+constexpr int kWarpDims = 128, kVectorLanes = 8, kPiece = 8;
+constexpr int kBlockVectors = kThreads / kVectorLanes;
 /// Vectors that share a block of the general kernel where they are short.
 constexpr int kBlockNumbers = 1024;
 /// Above, vectors lie in the workspace: 64 KB of shared memory is what every card gives.
@@ -32,42 +35,67 @@ struct HadamardArguments {
   float* values;  ///< [blocks, dims] where shared memory is too small
 };
 
-// Tile: one vector of 128 for each warp, four neighbours in each lane. Rounds of distance 1 and 2
-// stay in a lane, those of 4 … 64 exchange with the lane that is distance/4 away. A vector moves
-// 512 bytes for 7 · 64 butterflies. The sums are the CPU's, in the CPU's order: the same bits.
+/// Adds and subtracts the numbers of `values` that are `kDistance` apart.
+template <int kDistance, int kCount>
+__device__ void butterflies(float (&values)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i)
+    if ((i & kDistance) == 0) {
+      const float low = values[i], high = values[i + kDistance];
+      values[i] = low + high;
+      values[i + kDistance] = low - high;
+    }
+}
+
+// Tile: one vector of 128 for each eight lanes, lane l of them having numbers 8·l … and 64 + 8·l …
+// . Rounds of distance 1, 2 and 4 stay in a lane, those of 8, 16 and 32 exchange with the lane that
+// is distance/8 away, that of 64 is between a lane's two pieces. A vector moves 512 bytes for 7 ·
+// 64 butterflies and 12 shuffles of a warp. The sums are the CPU's, in the CPU's order: the same
+// bits.
 __global__ void __launch_bounds__(kThreads) hadamard_warp_kernel(const HadamardArguments a) {
   const std::int64_t item =
-      std::int64_t{blockIdx.x} * (kThreads / 32) + static_cast<int>(threadIdx.x / 32);
-  const std::int64_t heads = a.in.extent(1);
-  if (item >= a.in.extent(0) * heads) return;
-  const std::int64_t row = item / heads, head = item - row * heads;
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  const uint2 packed = *reinterpret_cast<const uint2*>(address(a.in, row, head, kPerLane * lane));
-  float values[kPerLane] = {
-      __uint_as_float(packed.x << 16), __uint_as_float(packed.x & 0xFFFF0000u),
-      __uint_as_float(packed.y << 16), __uint_as_float(packed.y & 0xFFFF0000u)};
+      std::int64_t{blockIdx.x} * kBlockVectors + static_cast<int>(threadIdx.x) / kVectorLanes;
+  const std::int64_t heads = a.in.extent(1), items = a.in.extent(0) * heads;
+  const bool exists = item < items;  // every lane takes part in the shuffles
+  const std::int64_t row = exists ? item / heads : 0, head = exists ? item - row * heads : 0;
+  const int lane = static_cast<int>(threadIdx.x) % kVectorLanes;
+  const bfloat16* from = address(a.in, row, head, kPiece * lane);
+  const uint4 packed[2] = {*reinterpret_cast<const uint4*>(from),
+                           *reinterpret_cast<const uint4*>(from + kWarpDims / 2)};
+  float values[2 * kPiece];
 #pragma unroll
-  for (int distance = 1; distance < kPerLane; distance *= 2)
+  for (int p = 0; p < 2; ++p) {
+    const std::uint32_t pairs[4] = {packed[p].x, packed[p].y, packed[p].z, packed[p].w};
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i)
-      if ((i & distance) == 0) {
-        const float low = values[i], high = values[i + distance];
-        values[i] = low + high;
-        values[i + distance] = low - high;
-      }
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2)
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      const float other = __shfl_xor_sync(~0u, values[i], distance);
-      values[i] = (lane & distance) == 0 ? values[i] + other : other - values[i];
+    for (int i = 0; i < 4; ++i) {
+      values[kPiece * p + 2 * i] = __uint_as_float(pairs[i] << 16);
+      values[kPiece * p + 2 * i + 1] = __uint_as_float(pairs[i] & 0xFFFF0000u);
     }
-  const auto rounded = [&](int i) {
-    return static_cast<unsigned>(
-        __bfloat16_as_ushort(__float2bfloat16_rn(__fmul_rn(values[i], a.norm))));
-  };
-  *reinterpret_cast<uint2*>(address(a.out, row, head, kPerLane * lane)) = {
-      rounded(0) | rounded(1) << 16, rounded(2) | rounded(3) << 16};
+  }
+  butterflies<1>(values);
+  butterflies<2>(values);
+  butterflies<4>(values);
+#pragma unroll
+  for (int distance = 1; distance < kVectorLanes; distance *= 2) {
+    const float sign = (lane & distance) == 0 ? 1.0f : -1.0f;
+#pragma unroll
+    for (int i = 0; i < 2 * kPiece; ++i) {  // the product is exact: a sum or a difference
+      const float other = __shfl_xor_sync(~0u, values[i], distance);
+      values[i] = __fmaf_rn(sign, values[i], other);
+    }
+  }
+  butterflies<kPiece>(values);
+  if (!exists) return;
+  bfloat16* to = address(a.out, row, head, kPiece * lane);
+#pragma unroll
+  for (int p = 0; p < 2; ++p) {
+    const auto rounded = [&](int i) {
+      return ptx::pack_bf16(__fmul_rn(values[kPiece * p + i], a.norm),
+                            __fmul_rn(values[kPiece * p + i + 1], a.norm));
+    };
+    *reinterpret_cast<uint4*>(to + kWarpDims / 2 * p) = {rounded(0), rounded(2), rounded(4),
+                                                         rounded(6)};
+  }
 }
 
 // Tile: a power of two of vectors, one behind the other in shared memory (kShared) or one vector in
@@ -120,7 +148,7 @@ std::size_t workspace_bytes(const HadamardProblem& problem) {
 
 template <class T>
 bool vector_rows(const View3<T>& view) {
-  return view.stride(2) == 1 && aligned(view.data_handle(), 8, {view.stride(0), view.stride(1)});
+  return view.stride(2) == 1 && aligned(view.data_handle(), 16, {view.stride(0), view.stride(1)});
 }
 
 void run(const HadamardProblem& problem, const HadamardCall& call, std::span<std::byte> workspace,
@@ -132,8 +160,7 @@ void run(const HadamardProblem& problem, const HadamardCall& call, std::span<std
                               std::countr_zero(static_cast<unsigned>(problem.dims)),
                               1.0f / std::sqrt(static_cast<float>(problem.dims)), nullptr};
   if (problem.dims == kWarpDims && vector_rows(call.in) && vector_rows(call.out)) {
-    constexpr int kWarps = kThreads / 32;
-    const auto blocks = static_cast<unsigned>((items + kWarps - 1) / kWarps);
+    const auto blocks = static_cast<unsigned>((items + kBlockVectors - 1) / kBlockVectors);
     hadamard_warp_kernel<<<blocks, kThreads, 0, stream>>>(arguments);
   } else if (problem.dims <= kMaxSharedDims) {
     const int numbers = std::max(problem.dims, kBlockNumbers);

@@ -23,4 +23,20 @@ __device__ int find_record(const Record* records, int count, Integer Record::*fi
   return low;
 }
 
+/// The same by a warp, all of whose lanes ask for the same row: 32 records are looked at together,
+/// so that the latency of memory is paid once for each factor of 32 and not of 2.
+template <class Record, class Integer>
+__device__ int find_record_by_warp(const Record* records, int count, Integer Record::*first,
+                                   std::int64_t row) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  int low = 0, high = count;  // the answer lies in [low, high)
+  while (high - low > 1) {
+    const int step = (high - low + 31) / 32, i = low + lane * step;
+    const bool starts = lane == 0 || (i < high && records[i].*first <= row);
+    low += (__popc(__ballot_sync(~0u, starts)) - 1) * step;
+    high = min(high, low + step);
+  }
+  return low;
+}
+
 }  // namespace sparse_mla::cuda

@@ -15,9 +15,31 @@ namespace {
 
 /// Numbers that one warp writes at a time: a scale group of fp8_ds_mla, four for each lane.
 constexpr int kGroup = kLatentScaleGroup, kPerLane = kGroup / 32;
-constexpr int kMaxWarps = 8;
+/// Tokens of a block, one for each warp.
+constexpr int kWarps = 4, kThreads = 32 * kWarps;
+/// 48 registers a thread: 40 tokens on an SM, whose loads, 1.3 KB each, are twice what its share of
+/// the memory's rate needs.
+constexpr int kBlocksPerSm = 10;
+/// Groups that a lane has in flight: with L+R = 576, the whole row.
+constexpr int kLoads = 5;
 
 constexpr int groups(int numbers) { return (numbers + kGroup - 1) / kGroup; }
+
+/// Slot numbers become page numbers by a product, because a division of 64-bit numbers is a call
+/// and costs registers: floor(slot / size) = the upper half of slot · ceil(2^64 / size) wherever
+/// slot · size < 2^64.
+struct Pages {
+  std::int64_t size;      ///< slots of a page
+  std::uint64_t inverse;  ///< not used for 1
+
+  explicit Pages(std::int32_t block_size)
+      : size(block_size), inverse(~std::uint64_t{0} / static_cast<std::uint64_t>(block_size) + 1) {}
+  __device__ std::int64_t of(std::int64_t slot) const {
+    return size == 1 ? slot
+                     : static_cast<std::int64_t>(
+                           __umul64hi(static_cast<unsigned long long>(slot), inverse));
+  }
+};
 
 struct WriteArguments {
   View2<const bfloat16> latent;            ///< [num_tokens, L+R]
@@ -26,7 +48,9 @@ struct WriteArguments {
   View1<const std::int64_t> slot_mapping;  ///< [num_tokens]
   LatentCache latent_cache;
   IndexKeyCache index_cache;
+  Pages latent_pages, index_pages;
   int lora, rope, index_head_dim;  ///< L, R, D; D = 0: no indexer keys
+  bool index_words;                ///< indexer keys are whole, aligned words on both sides
   bool power_of_two_scales;
 };
 
@@ -36,36 +60,36 @@ __device__ int element_of(int lane, int j) {
   return kVector ? kPerLane * lane + j : lane + 32 * j;
 }
 
+/// A lane's four elements of a group of `count` at `from`, packed.
 template <bool kVector>
-__device__ void load_group(const bfloat16* from, int count, int lane,
-                           bfloat16 (&values)[kPerLane]) {
+__device__ uint2 load_group(const bfloat16* from, int count, int lane) {
   if constexpr (kVector) {
-    if (kPerLane * lane >= count) return;
-    const uint2 bits = __ldg(reinterpret_cast<const uint2*>(from) + lane);
-    values[0] = __ushort_as_bfloat16(static_cast<unsigned short>(bits.x & 0xFFFF));
-    values[1] = __ushort_as_bfloat16(static_cast<unsigned short>(bits.x >> 16));
-    values[2] = __ushort_as_bfloat16(static_cast<unsigned short>(bits.y & 0xFFFF));
-    values[3] = __ushort_as_bfloat16(static_cast<unsigned short>(bits.y >> 16));
+    if (kPerLane * lane >= count) return {};
+    return __ldg(reinterpret_cast<const uint2*>(from) + lane);
   } else {
-#pragma unroll
-    for (int j = 0; j < kPerLane; ++j)
-      if (element_of<false>(lane, j) < count) values[j] = from[element_of<false>(lane, j)];
+    const auto load = [&](int j) {
+      const int i = element_of<false>(lane, j);
+      return i < count ? static_cast<unsigned>(__bfloat16_as_ushort(from[i])) : 0u;
+    };
+    return {load(0) | load(1) << 16, load(2) | load(3) << 16};
   }
+}
+
+__device__ void unpack(const uint2& packed, bfloat16 (&values)[kPerLane]) {
+  values[0] = __ushort_as_bfloat16(static_cast<unsigned short>(packed.x & 0xFFFF));
+  values[1] = __ushort_as_bfloat16(static_cast<unsigned short>(packed.x >> 16));
+  values[2] = __ushort_as_bfloat16(static_cast<unsigned short>(packed.y & 0xFFFF));
+  values[3] = __ushort_as_bfloat16(static_cast<unsigned short>(packed.y >> 16));
 }
 
 /// `count` ≤ 128 numbers, copied.
 template <bool kVector>
-__device__ void copy_group(const bfloat16* from, std::byte* to, int count, int lane) {
-  bfloat16 values[kPerLane];
-  load_group<kVector>(from, count, lane, values);
+__device__ void copy_group(const uint2& packed, std::byte* to, int count, int lane) {
   if constexpr (kVector) {
-    if (kPerLane * lane >= count) return;
-    const auto pair = [&](int j) {
-      return static_cast<unsigned>(__bfloat16_as_ushort(values[j])) |
-             static_cast<unsigned>(__bfloat16_as_ushort(values[j + 1])) << 16;
-    };
-    reinterpret_cast<uint2*>(to)[lane] = {pair(0), pair(2)};
+    if (kPerLane * lane < count) reinterpret_cast<uint2*>(to)[lane] = packed;
   } else {
+    bfloat16 values[kPerLane];
+    unpack(packed, values);
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) {
       const int i = element_of<false>(lane, j);
@@ -94,28 +118,44 @@ __device__ void quantise_group(const bfloat16 (&values)[kPerLane], float scale, 
   }
 }
 
-/// Group `group` of a latent row.
-template <CacheFormat kFormat, bool kVector>
-__device__ void write_group(const WriteArguments& a, const bfloat16* from, std::byte* row,
-                            int group, int lane) {
-  if constexpr (kFormat == CacheFormat::bf16) {
-    const int first = group * kGroup, count = min(kGroup, a.lora + a.rope - first);
-    copy_group<kVector>(from + first, row + 2 * first, count, lane);
-  } else if constexpr (kFormat == CacheFormat::fp8) {
-    const int first = group * kGroup, count = min(kGroup, a.lora + a.rope - first);
-    bfloat16 values[kPerLane];
-    load_group<kVector>(from + first, count, lane, values);
-    quantise_group<kVector>(values, a.latent_cache.scale, row + first, count, lane);
-  } else {
+/// Numbers [first, first + count) of a row.
+struct Group {
+  int first, count;
+};
+
+/// Group `group` of a latent row; behind the last one its count is below 1. fp8_ds_mla begins new
+/// groups with the rope part.
+template <CacheFormat kFormat>
+__device__ Group group_of(const WriteArguments& a, int group) {
+  if constexpr (kFormat == CacheFormat::fp8_ds_mla) {
     const int scale_groups = a.lora / kGroup;
     if (group >= scale_groups) {
-      const int first = (group - scale_groups) * kGroup, count = min(kGroup, a.rope - first);
-      copy_group<kVector>(from + a.lora + first, row + ds_mla_rope_offset(a.lora) + 2 * first,
-                          count, lane);
+      const int first = (group - scale_groups) * kGroup;
+      return {a.lora + first, min(kGroup, a.rope - first)};
+    }
+    return {group * kGroup, kGroup};
+  } else {
+    return {group * kGroup, min(kGroup, a.lora + a.rope - group * kGroup)};
+  }
+}
+
+template <CacheFormat kFormat, bool kVector>
+__device__ void write_group(const WriteArguments& a, const uint2& packed, std::byte* row,
+                            const Group& group, int lane) {
+  if constexpr (kFormat == CacheFormat::bf16) {
+    copy_group<kVector>(packed, row + 2 * group.first, group.count, lane);
+  } else if constexpr (kFormat == CacheFormat::fp8) {
+    bfloat16 values[kPerLane];
+    unpack(packed, values);
+    quantise_group<kVector>(values, a.latent_cache.scale, row + group.first, group.count, lane);
+  } else {
+    if (group.first >= a.lora) {
+      copy_group<kVector>(packed, row + ds_mla_rope_offset(a.lora) + 2 * (group.first - a.lora),
+                          group.count, lane);
       return;
     }
     bfloat16 values[kPerLane];
-    load_group<kVector>(from + group * kGroup, kGroup, lane, values);
+    unpack(packed, values);
     float amax = 0;  // fmaxf passes NaN over
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) amax = fmaxf(amax, fabsf(__bfloat162float(values[j])));
@@ -123,34 +163,58 @@ __device__ void write_group(const WriteArguments& a, const bfloat16* from, std::
     for (int distance = 16; distance > 0; distance /= 2)
       amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, distance));
     const float scale = group_scale(amax, a.power_of_two_scales);
-    quantise_group<kVector>(values, scale, row + group * kGroup, kGroup, lane);
-    if (lane == 0) store_float_bytes(row + ds_mla_scale_offset(a.lora) + 4 * group, scale);
+    quantise_group<kVector>(values, scale, row + group.first, kGroup, lane);
+    if (lane == 0)
+      store_float_bytes(row + ds_mla_scale_offset(a.lora) + group.first / kGroup * 4, scale);
   }
 }
 
-// Tile: one token. Each warp takes a group of up to 128 numbers of the latent row, one more warp
-// the indexer key: six pieces of work at L 512, R 64. A token moves about 2.3 KB (bf16) or 1.9 KB;
-// 8,192 of them 20 MB: some 5 µs. Without kVector every byte is stored by itself, so that rows may
-// start anywhere.
+/// D bytes by a warp, from row to slot; 4 at a time where `words`.
+__device__ void copy_key(const std::byte* from, std::byte* to, int bytes, bool words, int lane) {
+  if (words) {
+    for (int i = lane; i < bytes / 4; i += 32)
+      reinterpret_cast<std::uint32_t*>(to)[i] = reinterpret_cast<const std::uint32_t*>(from)[i];
+  } else {
+    for (int i = lane; i < bytes; i += 32) to[i] = from[i];
+  }
+}
+
+// Tile: one token for each warp, four numbers of each group of 128 in a lane. The row's loads are
+// issued before the slot is known: a token waits for memory twice, for its row and for its indexer
+// key. A token moves about 2.6 KB (bf16) or 2.1 KB; 8,192 of them 21 MB: some 5 µs. Without kVector
+// every byte is stored by itself, so that rows may start anywhere.
 template <CacheFormat kFormat, bool kVector>
-__global__ void __launch_bounds__(32 * kMaxWarps)
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     write_cache_kernel(const WriteArguments a, int latent_groups) {
-  const std::int64_t token = blockIdx.x;
-  const std::int64_t slot = a.slot_mapping(token);
-  if (slot < 0 || slot >= a.latent_cache.num_slots()) return;
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  const int num_warps = static_cast<int>(blockDim.x / 32);
-  const int pieces = latent_groups + (a.index_head_dim > 0 ? 1 : 0);
-  for (int piece = warp; piece < pieces; piece += num_warps) {
-    if (piece < latent_groups) {
-      write_group<kFormat, kVector>(a, address(a.latent, token, 0), a.latent_cache.row(slot), piece,
-                                    lane);
-      continue;
+  const std::int64_t token = std::int64_t{blockIdx.x} * kWarps + warp;
+  if (token >= a.slot_mapping.extent(0)) return;
+  const bfloat16* from = address(a.latent, token, 0);
+  const std::int64_t slot = a.slot_mapping(token);
+  for (int begin = 0; begin < latent_groups; begin += kLoads) {
+    uint2 packed[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const Group group = group_of<kFormat>(a, begin + i);
+      packed[i] = load_group<kVector>(from + group.first, group.count, lane);
     }
-    const auto* from = reinterpret_cast<const std::byte*>(address(a.index_k, token, 0));
-    std::byte* to = a.index_cache.key(slot);
-    for (int i = lane; i < a.index_head_dim; i += 32) to[i] = from[i];
-    if (lane == 0) store_float_bytes(a.index_cache.scale(slot), a.index_k_scale(token));
+    if (slot < 0 || slot >= a.latent_cache.num_slots()) return;
+    const std::int64_t page = a.latent_pages.of(slot);
+    std::byte* row = a.latent_cache.data + page * a.latent_cache.block_stride +
+                     (slot - page * a.latent_pages.size) * a.latent_cache.row_stride;
+    if (begin == 0 && a.index_head_dim > 0) {
+      const std::int64_t index_page = a.index_pages.of(slot);
+      const std::int64_t offset = slot - index_page * a.index_pages.size;
+      std::byte* page_data = a.index_cache.data + index_page * a.index_cache.block_stride;
+      copy_key(reinterpret_cast<const std::byte*>(address(a.index_k, token, 0)),
+               page_data + offset * a.index_head_dim, a.index_head_dim, a.index_words, lane);
+      if (lane == 0)
+        store_float_bytes(page_data + a.index_pages.size * a.index_head_dim + 4 * offset,
+                          a.index_k_scale(token));
+    }
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i)
+      write_group<kFormat, kVector>(a, packed[i], row, group_of<kFormat>(a, begin + i), lane);
   }
 }
 
@@ -164,17 +228,22 @@ bool vector_path(const WriteCacheProblem& problem, const WriteCacheCall& call) {
          aligned(cache.data, 8, {cache.block_stride, cache.row_stride});
 }
 
+/// Keys of D bytes lie behind each other in a page.
+bool index_words(const WriteCacheProblem& problem, const WriteCacheCall& call) {
+  return problem.index_head_dim % 4 == 0 &&
+         aligned(call.index_k.data_handle(), 4, {call.index_k.stride(0)}) &&
+         aligned(call.index_cache.data, 4, {call.index_cache.block_stride});
+}
+
 template <CacheFormat kFormat>
 void launch(const WriteArguments& a, bool vector, Stream stream) {
   const int latent_groups = kFormat == CacheFormat::fp8_ds_mla ? a.lora / kGroup + groups(a.rope)
                                                                : groups(a.lora + a.rope);
-  const int warps = std::clamp(latent_groups + (a.index_head_dim > 0 ? 1 : 0), 1, kMaxWarps);
-  const auto blocks = static_cast<unsigned>(a.slot_mapping.extent(0));
-  const auto threads = static_cast<unsigned>(32 * warps);
+  const auto blocks = static_cast<unsigned>((a.slot_mapping.extent(0) + kWarps - 1) / kWarps);
   if (vector)
-    write_cache_kernel<kFormat, true><<<blocks, threads, 0, stream>>>(a, latent_groups);
+    write_cache_kernel<kFormat, true><<<blocks, kThreads, 0, stream>>>(a, latent_groups);
   else
-    write_cache_kernel<kFormat, false><<<blocks, threads, 0, stream>>>(a, latent_groups);
+    write_cache_kernel<kFormat, false><<<blocks, kThreads, 0, stream>>>(a, latent_groups);
   check_launch("write_cache_kernel");
 }
 
@@ -188,9 +257,12 @@ void run(const WriteCacheProblem& problem, const WriteCacheCall& call, std::span
                                  call.slot_mapping,
                                  call.latent_cache,
                                  call.index_cache,
+                                 Pages(std::max(call.latent_cache.block_size, 1)),
+                                 Pages(std::max(call.index_cache.block_size, 1)),
                                  problem.kv_lora_rank,
                                  problem.qk_rope_head_dim,
                                  with_index_keys(problem, call) ? problem.index_head_dim : 0,
+                                 index_words(problem, call),
                                  call.power_of_two_scales};
   const bool vector = vector_path(problem, call);
   switch (problem.format) {
@@ -206,7 +278,7 @@ void run(const WriteCacheProblem& problem, const WriteCacheCall& call, std::span
 }  // namespace
 
 std::vector<Entry<WriteCacheProblem, WriteCacheCall>> write_cache_entries() {
-  return {{"cuda", Backend::cuda, "a token per block, a group of 128 numbers per warp",
+  return {{"cuda", Backend::cuda, "a token per warp, groups of 128 numbers",
            [](const WriteCacheProblem&) { return why_no_device(); },
            [](const WriteCacheProblem&) { return std::size_t{0}; }, run}};
 }
