@@ -22,10 +22,13 @@ namespace {
 constexpr int kWarpGroups = 33, kWarpWords = 32 * kWarpGroups;
 /// Warps of a block: 16 bitmaps are 66 KB, so that two such blocks share an SM.
 constexpr int kMaxWarps = 16, kMaxThreads = 32 * kMaxWarps, kBlocksPerSm = 2;
-/// Loads of four picks that a thread has in flight: 4 KB a warp, so that the 16 warps of one block
-/// are enough for the latency of memory.
+/// Loads of four picks that a thread has in flight: 3 KB a warp, so that the 16 warps of one block
+/// are enough for the latency of memory; 64 registers hold no more.
 template <bool kVector>
-constexpr int kLoads = kVector ? 8 : 2;
+constexpr int kLoads = kVector ? 6 : 2;
+
+/// Words that a thread takes out of the bitmap at once: a load would wait for the store before it.
+constexpr int kStoreLoads = 4;
 
 /// How query rows are dealt to blocks.
 struct Split {
@@ -34,15 +37,16 @@ struct Split {
 };
 
 /// Where the rows give most SMs a block of 64, a block takes a query tile (or 64 rows of it): it
-/// lists the tile's keys alone, without flags in memory. Fewer rows: blocks of four rows and two
-/// warps for each, so that a call is spread over the card.
+/// lists the tile's keys alone, without flags in memory. Fewer rows: blocks of four rows, so that a
+/// call is spread over the card, and two warps for each row; where even so an SM has no more than
+/// two blocks, four, whose loads are all of 2,048 picks.
 constexpr Split split_rows(std::int64_t rows, std::int64_t queries, std::int64_t num_sms) {
   constexpr std::int64_t kRows = 64, kFewRows = 4;
-  const std::int64_t block_rows = std::min(4 * rows >= 3 * kRows * num_sms ? kRows : kFewRows,
-                                           std::max<std::int64_t>(queries, 1));
+  const bool few = 4 * rows < 3 * kRows * num_sms;
+  const std::int64_t block_rows = std::min(few ? kFewRows : kRows, queries);
+  const int row_warps = !few ? 1 : rows > 2 * kFewRows * num_sms ? 2 : 4;
   const auto warps = static_cast<int>(std::bit_ceil(static_cast<std::uint64_t>(block_rows)));
-  return {std::clamp(block_rows <= kFewRows ? 2 * warps : warps, 4, kMaxWarps),
-          static_cast<int>(block_rows)};
+  return {std::clamp(row_warps * warps, 4, kMaxWarps), static_cast<int>(block_rows)};
 }
 
 struct MaskArguments {
@@ -190,17 +194,24 @@ __device__ void store_row(const Window& window, const Team& team, int skew, std:
   for (int begin = warp; begin < num_groups; begin += 32 * warps) {
     const int num_turns = min((num_groups - begin + warps - 1) / warps, 32);
     std::uint32_t low = 0, high = 0;
-#pragma unroll 4
-    for (int k = 0; k < num_turns; ++k) {
-      const int at = 32 * (begin + k * warps) + lane, word = at - skew;
-      const std::uint32_t bits = bitmap[at];
-      bitmap[at] = 0;
-      if (word >= 0 && word < window.num_words) __stcg(words + word, bits);
-      const std::uint32_t vote = __ballot_sync(~0u, (bits & first_cell) != 0);
-      if (lane == k) low = vote;
-      if (window.inside < 32) {
-        const std::uint32_t next = __ballot_sync(~0u, (bits & ~first_cell) != 0);
-        if (lane == k) high = next;
+    for (int first = 0; first < num_turns; first += kStoreLoads) {
+      std::uint32_t bits[kStoreLoads] = {};
+#pragma unroll
+      for (int j = 0; j < kStoreLoads; ++j)
+        if (first + j < num_turns) bits[j] = bitmap[32 * (begin + (first + j) * warps) + lane];
+#pragma unroll
+      for (int j = 0; j < kStoreLoads; ++j) {
+        const int k = first + j, at = 32 * (begin + k * warps) + lane, word = at - skew;
+        if (k < num_turns) {
+          bitmap[at] = 0;
+          if (word >= 0 && word < window.num_words) __stcg(words + word, bits[j]);
+        }
+        const std::uint32_t vote = __ballot_sync(~0u, (bits[j] & first_cell) != 0);
+        if (lane == k) low = vote;
+        if (window.inside < 32) {
+          const std::uint32_t next = __ballot_sync(~0u, (bits[j] & ~first_cell) != 0);
+          if (lane == k) high = next;
+        }
       }
     }
     const int position = 32 * (begin + lane * warps) - skew;
