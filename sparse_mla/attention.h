@@ -39,6 +39,9 @@ struct AttendProblem {
   AttendMode mode = AttendMode::dense;
   std::int64_t max_query_tokens = 0;
   std::int64_t max_key_rows = 0;
+  /// For keys and values that carry a rounding of their own beside bf16's (gathered fp8_ds_mla): an
+  /// entry that would round softmax weights to bf16 takes two terms of them.
+  bool two_term_weights = false;
 };
 struct AttendCall {
   View3<const bfloat16> q;       ///< [num_tokens, num_heads, P+R], the caller's token numbering

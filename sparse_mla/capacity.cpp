@@ -89,7 +89,8 @@ LayerProblems problems_of(const Limits& limits, const Dispatch& dispatch,
                     dims.v_head_dim,
                     AttendMode::dense,
                     limits.max_num_tokens,
-                    rows};
+                    rows,
+                    limits.cache_format == CacheFormat::fp8_ds_mla};
   p.attend_causal = p.attend_masked = p.attend_dense;
   p.attend_causal.mode = AttendMode::causal;
   p.attend_masked.mode = AttendMode::masked;

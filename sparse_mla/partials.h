@@ -62,8 +62,7 @@ const Operation<MergeProblem, MergeCall>& merge_operation();
 /// NaN or inf; one empty part returns the other bit for bit. 64-bit offsets, any strides. `out` may
 /// be a or b itself. Throws std::invalid_argument when shapes differ (a may have fewer rows).
 void merge_partials(const ConstPartial& a, const ConstPartial& b, const Partial& out,
-                    const Dispatch& dispatch = {.backend = Backend::cpu},
-                    Stream stream = nullptr);
+                    const Dispatch& dispatch = {.backend = Backend::cpu}, Stream stream = nullptr);
 
 /// Operation `init_partial`: rows of a running partial that start out empty (out 0, lse −inf).
 struct InitPartialProblem {

@@ -46,6 +46,7 @@ struct AttendTest {
   MaskTile tile;
   bool fortran_out = false;  // out with its rows innermost
   bool aligned = false;      // every row of q, k and v at a 16-byte boundary
+  bool two_terms = false;    // AttendProblem::two_term_weights
 };
 
 std::ostream& operator<<(std::ostream& out, const AttendTest& p) {
@@ -55,6 +56,7 @@ std::ostream& operator<<(std::ostream& out, const AttendTest& p) {
     out << ", " << to_string(p.scope) << " pattern " << static_cast<int>(p.pattern) << " tile "
         << p.tile.queries << 'x' << p.tile.keys;
   if (p.aligned) out << ", aligned";
+  if (p.two_terms) out << ", two-term weights";
   out << ", members (queries, context, first key, keys):";
   for (const Member& m : p.members)
     out << " (" << m.query_len << ", " << m.context_len << ", " << m.first_key << ", " << m.num_keys
@@ -159,7 +161,7 @@ struct AttendData {
     call.merge_row_end = p.merge_row_end;
     if (p.mode == AttendMode::masked) build_mask(p, random);
 
-    problem = {heads, p.nope, p.rope, p.value, p.mode, tokens, rows};
+    problem = {heads, p.nope, p.rope, p.value, p.mode, tokens, rows, p.two_terms};
     out_before = out;
     lse_before = lse;
   }
@@ -247,7 +249,10 @@ bool same_value(float a, float b) {
 
 // An error of the output where the entry rounds the softmax weights to bf16 for the product with
 // the values (|v| ≤ 1): half an ulp each.
-double weight_rounding(const std::string& entry) { return entry == "cuda_mma" ? 0x1p-8 : 0; }
+// Two terms leave the square of that.
+double weight_rounding(const std::string& entry, bool two_terms) {
+  return entry != "cuda_mma" ? 0 : two_terms ? 0x1p-16 : 0x1p-8;
+}
 
 bool serves(const std::string& name, const AttendProblem& problem) {
   for (const auto& entry : attend_operation().entries())
@@ -333,7 +338,7 @@ TEST_P(Attend, AgreesWithPlainLoops) {
         ASSERT_NEAR(double{got_lse}, lse, bound) << "row " << row << " head " << h;
         for (int d = 0; d < p.value; ++d)
           ASSERT_NEAR(double{call.running.out(row, h, d)}, sum_v[static_cast<std::size_t>(d)],
-                      2 * bound + weight_rounding(entry))
+                      2 * bound + weight_rounding(entry, p.two_terms))
               << "row " << row << " head " << h << " element " << d;
       }
     }
@@ -411,13 +416,22 @@ std::vector<AttendTest> problems() {
           {3, 40, 0, 40}, {0, 10, 0, 10}, {2, 0, 0, 0}, {5, 33, 7, 29}, {150, 120, 64, 206}};
       p.merge_row_end = 20;
       add(p);
+      p.two_terms = true;
+      add(p);
+      p.two_terms = false;
       p.heads = 2;
       p.members = {{13, 2300, 3, 2310}, {2, 7, 0, 7}, {33, 1500, 0, 1533}};
       add(p);
+      p.two_terms = true;
+      add(p);
+      p.two_terms = false;
       p.pattern = Pattern::sparse;
       p.scope = MaskScope::per_chunk;
       p.fortran_out = true;
       add(p);
+      p.two_terms = true;
+      add(p);
+      p.two_terms = false;
     }
   for (const MaskScope scope : {MaskScope::per_chunk, MaskScope::global})
     for (const int first : {0, 1, 33, 127, 129, 300})

@@ -139,4 +139,11 @@ __device__ inline std::uint32_t pack_bf16(float low, float high) {
   return packed;
 }
 
+/// What pack_bf16(low, high) leaves over of both, packed likewise: the second term of low and high.
+__device__ inline std::uint32_t pack_bf16_rest(float low, float high) {
+  const std::uint32_t packed = pack_bf16(low, high);
+  return pack_bf16(low - __uint_as_float(packed << 16),
+                   high - __uint_as_float(packed & 0xFFFF0000u));
+}
+
 }  // namespace sparse_mla::ptx

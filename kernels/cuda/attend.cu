@@ -108,10 +108,10 @@ bool has_aligned_output(const View3<float>& out) {
          (out.extent(1) <= 1 || out.stride(1) % 4 == 0);
 }
 
-template <class Shape, bool kMasked>
+template <class Shape, bool kMasked, bool kTwoTerm>
 void launch_mma(const AttendProblem& problem, const AttendArguments& args, const AttendPlan& plan,
                 Stream stream) {
-  const auto kernel = attend_mma_kernel<Shape, kMasked>;
+  const auto kernel = attend_mma_kernel<Shape, kMasked, kTwoTerm>;
   allow_shared(kernel, Shape::kSharedBytes);
   const bool vector_loads = has_aligned_rows(args.q) && has_aligned_rows(args.k_nope) &&
                             has_aligned_rows(args.k_pe) && has_aligned_rows(args.v);
@@ -136,10 +136,15 @@ void run_shape(const AttendProblem& problem, const AttendCall& call, std::span<s
   plan.max_slots = static_cast<std::int32_t>(parts / args.num_heads);
   plan.few_rows = Shape::kFewRows;
   plan.num_ctas = ctas_per_sm() * current_device().num_sms;
-  if (problem.mode == AttendMode::masked)
-    launch_mma<Shape, true>(problem, args, plan, stream);
+  const bool masked = problem.mode == AttendMode::masked;
+  if (masked && problem.two_term_weights)
+    launch_mma<Shape, true, true>(problem, args, plan, stream);
+  else if (masked)
+    launch_mma<Shape, true, false>(problem, args, plan, stream);
+  else if (problem.two_term_weights)
+    launch_mma<Shape, false, true>(problem, args, plan, stream);
   else
-    launch_mma<Shape, false>(problem, args, plan, stream);
+    launch_mma<Shape, false, false>(problem, args, plan, stream);
 }
 
 std::string why_not_mma(const AttendProblem& problem) {

@@ -15,7 +15,7 @@ namespace sparse_mla::cuda {
 /// registers as fragments, and the shared memory that a full tile's queries would need holds a
 /// second block of K and V: copies, which bound this path, are two blocks ahead.
 /// `load_keys`, `load_values`: (shared address, key) → copies of one block, one commit group each.
-template <class Shape, bool kMasked, class LoadKeys, class LoadValues>
+template <class Shape, bool kMasked, bool kTwoTerm, class LoadKeys, class LoadValues>
 __device__ __forceinline__ void attend_few_rows(const AttendArguments& args, const AttendPlan& plan,
                                                 const ChunkMember& member, const AttendWork& work,
                                                 const KeyRange& keys, const MaskMember& mask,
@@ -180,10 +180,13 @@ __device__ __forceinline__ void attend_few_rows(const AttendArguments& args, con
 #pragma unroll
             for (int i = 0; i < 4; ++i) out[n][i] *= factor[i / 2];
         }
-        std::uint32_t weights[4];
+        std::uint32_t weights[4], rest[4];  // P, and what the rounding to bf16 took from it
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-          weights[i] = ptx::pack_bf16(score[i / 2][i % 2 * 2], score[i / 2][i % 2 * 2 + 1]);
+        for (int i = 0; i < 4; ++i) {
+          const float a = score[i / 2][i % 2 * 2], b = score[i / 2][i % 2 * 2 + 1];
+          weights[i] = ptx::pack_bf16(a, b);
+          rest[i] = ptx::pack_bf16_rest(a, b);
+        }
         const std::uint32_t lane_v = place + Shape::kKeyBytes +
                                      (warp * kWarpKeys + lane % 16) * kValueRowBytes +
                                      ((lane / 16 ^ lane % 8) << 4);
@@ -193,6 +196,10 @@ __device__ __forceinline__ void attend_few_rows(const AttendArguments& args, con
           ptx::ldmatrix_x4_transposed(v, chunk_row(lane_v, n));
           ptx::mma_m16n8k16_bf16(out[2 * n], weights, v[0], v[1]);
           ptx::mma_m16n8k16_bf16(out[2 * n + 1], weights, v[2], v[3]);
+          if constexpr (kTwoTerm) {
+            ptx::mma_m16n8k16_bf16(out[2 * n], rest, v[0], v[1]);
+            ptx::mma_m16n8k16_bf16(out[2 * n + 1], rest, v[2], v[3]);
+          }
         }
       }
       __syncthreads();  // the stage has been read

@@ -24,7 +24,7 @@ struct VisibleEnds {
 /// Every warp does all of it for its own rows. K and V have one buffer each: V of the block travels
 /// while S is computed, K of the next block during softmax and O, and two CTAs per SM fill each
 /// other's gaps. CTAs stay and take (item, head) from a common counter, longest items first.
-template <class Shape, bool kMasked>
+template <class Shape, bool kMasked, bool kTwoTerm>
 __global__ void __launch_bounds__(Shape::kThreads, 2)
     attend_mma_kernel(const __grid_constant__ AttendArguments args,
                       const __grid_constant__ AttendPlan plan, const bool vector_loads,
@@ -102,8 +102,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 2)
 
     if constexpr (Shape::kFewRows > 0)
       if (row_end - work.item.row <= Shape::kFewRows) {
-        attend_few_rows<Shape, kMasked>(args, plan, member, work, keys, mask, walk, shared_memory,
-                                        load_keys, load_values, vector_loads, vector_stores);
+        attend_few_rows<Shape, kMasked, kTwoTerm>(args, plan, member, work, keys, mask, walk,
+                                                  shared_memory, load_keys, load_values,
+                                                  vector_loads, vector_stores);
         continue;
       }
 
@@ -288,6 +289,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 2)
         // neighbouring 16×8 accumulator tiles are one 16×16 fragment of P.
         constexpr int kPairs = kRowTiles * 4;  // of a lane and 16 keys
         std::uint32_t weights[kRowTiles][4], next_weights[kRowTiles][4];
+        // What the rounding to bf16 took from P, the second term.
+        [[maybe_unused]] std::uint32_t rest[kRowTiles][4], next_rest[kRowTiles][4];
         const auto weigh = [&](int s, int begin, int end) {
 #pragma unroll
           for (int p = begin; p < end; ++p) {
@@ -297,27 +300,36 @@ __global__ void __launch_bounds__(Shape::kThreads, 2)
             const float b = ptx::ex2(logits[1] - maximum[t][h]);
             row_sum[t][h] += a + b;
             next_weights[t][i] = ptx::pack_bf16(a, b);
+            if constexpr (kTwoTerm) next_rest[t][i] = ptx::pack_bf16_rest(a, b);
           }
         };
-        weigh(0, 0, kPairs);
+        if constexpr (!kTwoTerm) weigh(0, 0, kPairs);
         const std::uint32_t l = not_hoisted(lane);
         const std::uint32_t lane_v = shared_v + l % 16 * kValueRowBytes + ((l / 16 ^ l % 8) << 4);
 #pragma unroll
         for (int s = 0; s < kKeys / 16; ++s) {
+          if constexpr (kTwoTerm) weigh(s, 0, kPairs);  // no registers to be a step ahead
 #pragma unroll
           for (int t = 0; t < kRowTiles; ++t)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) weights[t][i] = next_weights[t][i];
+            for (int i = 0; i < 4; ++i) {
+              weights[t][i] = next_weights[t][i];
+              if constexpr (kTwoTerm) rest[t][i] = next_rest[t][i];
+            }
 #pragma unroll
           for (int n = 0; n < kValueTiles / 2; ++n) {
             std::uint32_t v[4];  // columns 16n … +7: v[0], v[1]; the next eight: v[2], v[3]
             ptx::ldmatrix_x4_transposed(v, chunk_row(lane_v, n) + s * 16 * kValueRowBytes);
-            if (s + 1 < kKeys / 16)
+            if (!kTwoTerm && s + 1 < kKeys / 16)
               weigh(s + 1, kPairs * n / (kValueTiles / 2), kPairs * (n + 1) / (kValueTiles / 2));
 #pragma unroll
             for (int t = 0; t < kRowTiles; ++t) {
               ptx::mma_m16n8k16_bf16(out[t][2 * n], weights[t], v[0], v[1]);
               ptx::mma_m16n8k16_bf16(out[t][2 * n + 1], weights[t], v[2], v[3]);
+              if constexpr (kTwoTerm) {
+                ptx::mma_m16n8k16_bf16(out[t][2 * n], rest[t], v[0], v[1]);
+                ptx::mma_m16n8k16_bf16(out[t][2 * n + 1], rest[t], v[2], v[3]);
+              }
             }
           }
         }
