@@ -64,12 +64,6 @@ __device__ inline void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
 }
 
-/// Waits for all of `threads` threads, whole warps, that use barrier `id`, 0 … 15 (__syncthreads is
-/// barrier 0).
-__device__ inline void barrier_sync(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 /// Four 8×8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8
 /// (16-byte aligned). Register m of lane i holds elements (row i / 4, columns 2·(i % 4), +1) of
 /// matrix m.

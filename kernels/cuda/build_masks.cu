@@ -22,13 +22,10 @@ namespace {
 constexpr int kWarpGroups = 33, kWarpWords = 32 * kWarpGroups;
 /// Warps of a block: 16 bitmaps are 66 KB, so that two such blocks share an SM.
 constexpr int kMaxWarps = 16, kMaxThreads = 32 * kMaxWarps, kBlocksPerSm = 2;
-/// Loads of four picks that a thread has in flight: 3 KB a warp, so that the 16 warps of one block
-/// are enough for the latency of memory; 64 registers hold no more.
+/// Loads of four picks that a thread has in flight: 4 KB a warp, so that the 16 warps of one block
+/// are enough for the latency of memory.
 template <bool kVector>
-constexpr int kLoads = kVector ? 6 : 2;
-
-/// Words that a thread takes out of the bitmap at once: a load would wait for the store before it.
-constexpr int kStoreLoads = 4;
+constexpr int kLoads = kVector ? 8 : 2;
 
 /// How query rows are dealt to blocks.
 struct Split {
@@ -37,16 +34,15 @@ struct Split {
 };
 
 /// Where the rows give most SMs a block of 64, a block takes a query tile (or 64 rows of it): it
-/// lists the tile's keys alone, without flags in memory. Fewer rows: blocks of four rows, so that a
-/// call is spread over the card, and two warps for each row; where even so an SM has no more than
-/// two blocks, four, whose loads are all of 2,048 picks.
+/// lists the tile's keys alone, without flags in memory. Fewer rows: blocks of four rows and two
+/// warps for each, so that a call is spread over the card.
 constexpr Split split_rows(std::int64_t rows, std::int64_t queries, std::int64_t num_sms) {
   constexpr std::int64_t kRows = 64, kFewRows = 4;
-  const bool few = 4 * rows < 3 * kRows * num_sms;
-  const std::int64_t block_rows = std::min(few ? kFewRows : kRows, queries);
-  const int row_warps = !few ? 1 : rows > 2 * kFewRows * num_sms ? 2 : 4;
+  const std::int64_t block_rows = std::min(4 * rows >= 3 * kRows * num_sms ? kRows : kFewRows,
+                                           std::max<std::int64_t>(queries, 1));
   const auto warps = static_cast<int>(std::bit_ceil(static_cast<std::uint64_t>(block_rows)));
-  return {std::clamp(row_warps * warps, 4, kMaxWarps), static_cast<int>(block_rows)};
+  return {std::clamp(block_rows <= kFewRows ? 2 * warps : warps, 4, kMaxWarps),
+          static_cast<int>(block_rows)};
 }
 
 struct MaskArguments {
@@ -112,11 +108,13 @@ __global__ void __launch_bounds__(kMaxThreads) clear_tiles_kernel(const MaskArgu
 struct Team {
   int index, size, rank;  ///< size in threads
 
+  /// Teams of several warps take their rows in step, so that the block's barrier is theirs too:
+  /// racecheck takes named barriers whose number is not a constant for missing ones.
   __device__ void sync() const {
     if (size == 32)
       __syncwarp();
     else
-      ptx::barrier_sync(1 + index, size);  // 0 is __syncthreads'
+      __syncthreads();
   }
 };
 
@@ -194,24 +192,17 @@ __device__ void store_row(const Window& window, const Team& team, int skew, std:
   for (int begin = warp; begin < num_groups; begin += 32 * warps) {
     const int num_turns = min((num_groups - begin + warps - 1) / warps, 32);
     std::uint32_t low = 0, high = 0;
-    for (int first = 0; first < num_turns; first += kStoreLoads) {
-      std::uint32_t bits[kStoreLoads] = {};
-#pragma unroll
-      for (int j = 0; j < kStoreLoads; ++j)
-        if (first + j < num_turns) bits[j] = bitmap[32 * (begin + (first + j) * warps) + lane];
-#pragma unroll
-      for (int j = 0; j < kStoreLoads; ++j) {
-        const int k = first + j, at = 32 * (begin + k * warps) + lane, word = at - skew;
-        if (k < num_turns) {
-          bitmap[at] = 0;
-          if (word >= 0 && word < window.num_words) __stcg(words + word, bits[j]);
-        }
-        const std::uint32_t vote = __ballot_sync(~0u, (bits[j] & first_cell) != 0);
-        if (lane == k) low = vote;
-        if (window.inside < 32) {
-          const std::uint32_t next = __ballot_sync(~0u, (bits[j] & ~first_cell) != 0);
-          if (lane == k) high = next;
-        }
+#pragma unroll 4
+    for (int k = 0; k < num_turns; ++k) {
+      const int at = 32 * (begin + k * warps) + lane, word = at - skew;
+      const std::uint32_t bits = bitmap[at];
+      bitmap[at] = 0;
+      if (word >= 0 && word < window.num_words) __stcg(words + word, bits);
+      const std::uint32_t vote = __ballot_sync(~0u, (bits & first_cell) != 0);
+      if (lane == k) low = vote;
+      if (window.inside < 32) {
+        const std::uint32_t next = __ballot_sync(~0u, (bits & ~first_cell) != 0);
+        if (lane == k) high = next;
       }
     }
     const int position = 32 * (begin + lane * warps) - skew;
@@ -339,7 +330,9 @@ __global__ void __launch_bounds__(kMaxThreads, kBlocksPerSm)
     for (int i = 0; i < kLoads<kVector>; ++i)
       loaded[i] = load_four<kVector>(own_picks(row, own_first), stride, count - own_first, i);
     __syncthreads();  // bitmaps, cells and list are clear
-    for (; row < row_end; row += num_teams) {
+    const int num_turns = (row_end - row_begin + num_teams - 1) / num_teams;
+    for (int turn = 0; turn < num_turns; ++turn, row += num_teams) {
+      if (team.size == 32 && row >= row_end) break;
       const int count_after = count_picks(a, tile, std::int64_t{row} + 2 * num_teams, row_end);
       const std::int32_t rest = load_rest<kVector>(own_picks(row, 0), stride, count, team);
       std::uint32_t* words =
@@ -369,7 +362,7 @@ __global__ void __launch_bounds__(kMaxThreads, kBlocksPerSm)
       count = next_count;
       next_count = count_after;
       team.sync();
-      store_row(window, team, skew, bitmap, words, cells);
+      if (row < row_end) store_row(window, team, skew, bitmap, words, cells);
       team.sync();
     }
     __syncthreads();  // the window's cells are marked
