@@ -11,8 +11,10 @@
 #include <cstdint>
 #include <string>
 
+#include "kernels/common/ceil_div.h"
 #include "kernels/common/finished_row.h"
 #include "kernels/common/projection_checks.h"
+#include "kernels/cuda/alignment.h"
 #include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/entries.h"
@@ -23,8 +25,6 @@ namespace {
 /// Tokens that are gathered or scattered at a time: 1,024 × 128 heads fill the largest products'
 /// tiles many times over, and their values are 64 MiB of fp32.
 constexpr std::int64_t token_slice() { return 1024; }
-
-constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 // ---- the kernel for any strides
 
@@ -167,12 +167,6 @@ __global__ void split_query_kernel(View3<const bfloat16> q,     // [num_tokens, 
   }
 }
 
-bool aligned(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; }
-template <class T>
-bool aligned(const View3<T>& view) {
-  return aligned(view.data_handle()) && view.stride(0) % 8 == 0 && view.stride(1) % 8 == 0;
-}
-
 /// Tokens [begin, begin + count): the rope part, and the other into `nope` unless it is null.
 void split_query(const AbsorbQueryProblem& problem, const AbsorbQueryCall& call, bfloat16* nope,
                  std::int64_t begin, std::int64_t count, Stream stream) {
@@ -182,8 +176,8 @@ void split_query(const AbsorbQueryProblem& problem, const AbsorbQueryCall& call,
   if (elements == 0) return;
   View3<bfloat16> absorbed(address(call.absorbed, begin, 0, 0), call.absorbed.mapping());
   const std::int32_t* tokens = call.tokens.data() + begin;
-  const bool vectors = aligned(call.q) && aligned(absorbed) && nope_dim % 8 == 0 && rope % 8 == 0 &&
-                       problem.kv_lora_rank % 8 == 0;
+  const bool vectors = aligned_rows(call.q, 16) && aligned_rows(absorbed, 16) &&
+                       nope_dim % 8 == 0 && rope % 8 == 0 && problem.kv_lora_rank % 8 == 0;
   if (vectors)
     split_query_kernel<uint4><<<copy_grid(elements / 8), 256, 0, stream>>>(
         call.q, tokens, count, nope_dim, nope, absorbed, problem.kv_lora_rank);
