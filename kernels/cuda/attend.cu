@@ -163,9 +163,8 @@ void run_mma(const AttendProblem& problem, const AttendCall& call, std::span<std
 
 std::string why_not_rows(const AttendProblem& problem) {
   if (std::string reason = why_no_device(80); !reason.empty()) return reason;
-  const std::int64_t needed = rows_kernel_shared_bytes(problem);
-  constexpr int kStaticBytes = 1024;  // weights and scratch of the kernel
-  if (needed + kStaticBytes > current_device().max_shared_bytes)
+  const std::int64_t needed = rows_kernel_shared_bytes(problem) + rows_kernel_static_bytes();
+  if (needed > current_device().max_shared_bytes)
     return "needs " + std::to_string(needed) + " bytes of shared memory per block";
   return "";
 }
@@ -184,7 +183,7 @@ void run_rows(const AttendProblem& problem, const AttendCall& call, std::span<st
   const AttendArguments args = arguments_of(problem, call);
   plan.num_ctas = rows_kernel_ctas_per_sm() * current_device().num_sms;
   const auto shared_bytes = static_cast<int>(rows_kernel_shared_bytes(problem));
-  allow_shared(attend_rows_kernel, shared_bytes);
+  allow_shared(attend_rows_kernel, current_device().max_shared_bytes - rows_kernel_static_bytes());
   plan_attend_kernel<kPlanThreads><<<1, kPlanThreads, 0, stream>>>(args, plan);
   check_launch("plan_attend_kernel");
   attend_rows_kernel<<<grid_size(problem, args, plan), rows_kernel_threads(), shared_bytes,

@@ -187,7 +187,7 @@ void run_rows(const SparseMqaProblem& problem, const SparseMqaCall& call, std::s
   if (ctas == 0) return;
   const auto bytes =
       static_cast<int>(rows_mqa_shared_bytes(problem.kv_lora_rank, problem.qk_rope_head_dim));
-  allow_shared(sparse_mqa_rows_kernel, bytes);
+  allow_shared(sparse_mqa_rows_kernel, current_device().max_shared_bytes - kRowsMqaStaticBytes);
   sparse_mqa_rows_kernel<<<static_cast<unsigned>(ctas), kRowsMqaThreads, bytes, stream>>>(
       call, problem.num_heads, problem.kv_lora_rank, problem.qk_rope_head_dim);
   check_launch("sparse_mqa_rows_kernel");
@@ -195,9 +195,8 @@ void run_rows(const SparseMqaProblem& problem, const SparseMqaCall& call, std::s
 
 std::string why_not_rows(const SparseMqaProblem& problem) {
   if (std::string reason = why_no_device(); !reason.empty()) return reason;
-  constexpr std::int64_t kStatic = 2048;  // the kernel's own arrays, rounded up
   const std::int64_t needed =
-      rows_mqa_shared_bytes(problem.kv_lora_rank, problem.qk_rope_head_dim) + kStatic;
+      rows_mqa_shared_bytes(problem.kv_lora_rank, problem.qk_rope_head_dim) + kRowsMqaStaticBytes;
   if (needed > current_device().max_shared_bytes)
     return "rows take " + std::to_string(needed) + " bytes of shared memory, expected at most " +
            std::to_string(current_device().max_shared_bytes);
