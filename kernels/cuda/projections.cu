@@ -237,16 +237,21 @@ void run_up_project_rows(const UpProjectProblem& problem, const UpProjectCall& c
   launch_rows_product(p, call.kv.extent(1), stream);
 }
 
+/// All heads at once, which lie behind one another in most memory: a single product.
+BlasProduct kind_of(const UpProjectProblem& problem) {
+  BlasProduct p;
+  p.max_rows = problem.max_rows;
+  p.columns = std::int64_t{problem.num_heads} * problem.kv_head_dim;
+  p.depth = problem.kv_lora_rank;
+  return p;
+}
+
 void run_up_project(const UpProjectProblem& problem, const UpProjectCall& call,
                     std::span<std::byte> workspace, Stream stream) {
   check_shapes(problem, call);
   const std::int64_t heads = call.kv.extent(1), width = problem.kv_head_dim;
-  BlasProduct p;
+  BlasProduct p = kind_of(problem);
   p.rows = call.kv.extent(0);
-  p.max_rows = problem.max_rows;
-  p.columns = width;
-  p.depth = problem.kv_lora_rank;
-  p.batches = heads;
   p.alpha = call.latent_scale;
   p.a = call.latent.data_handle();
   p.b = call.kv_b_proj.data_handle();
@@ -255,10 +260,11 @@ void run_up_project(const UpProjectProblem& problem, const UpProjectCall& call,
   p.b_layout = {call.kv_b_proj.stride(1), call.kv_b_proj.stride(0)};
   p.c_layout = {call.kv.stride(0), call.kv.stride(1)};
   if (p.rows == 0 || heads == 0 || width == 0) return;
-  if (p.b_layout.batch_stride == width * p.b_layout.row_stride &&
-      p.c_layout.batch_stride == width) {
-    p.columns = heads * width;  // the heads lie behind one another: a single product
-    p.batches = 1;
+  p.columns = heads * width;
+  if (p.b_layout.batch_stride != width * p.b_layout.row_stride ||
+      p.c_layout.batch_stride != width) {
+    p.columns = width;
+    p.batches = heads;
   }
   if (!suits_cublaslt(p)) return run_up_project_rows(problem, call, workspace, stream);
   multiply(p, workspace.data(), stream);
@@ -304,6 +310,16 @@ void run_absorb_query_rows(const AbsorbQueryProblem& problem, const AbsorbQueryC
   split_query(problem, call, nullptr, 0, p.rows, stream);
 }
 
+BlasProduct kind_of(const AbsorbQueryProblem& problem) {
+  BlasProduct p;
+  p.max_rows = std::min(problem.max_tokens, token_slice());
+  p.columns = problem.kv_lora_rank;
+  p.depth = problem.qk_nope_head_dim;
+  p.batches = problem.num_heads;
+  p.b_transposed = false;
+  return p;
+}
+
 void run_absorb_query(const AbsorbQueryProblem& problem, const AbsorbQueryCall& call,
                       std::span<std::byte> workspace, Stream stream) {
   check_shapes(problem, call);
@@ -312,13 +328,8 @@ void run_absorb_query(const AbsorbQueryProblem& problem, const AbsorbQueryCall& 
   if (tokens == 0) return;
   WorkspaceCarver carver(workspace);
   const AbsorbScratch scratch(carver, problem);
-  BlasProduct p;
+  BlasProduct p = kind_of(problem);
   p.rows = std::min(tokens, token_slice());
-  p.max_rows = std::min(problem.max_tokens, token_slice());
-  p.columns = problem.kv_lora_rank;
-  p.depth = nope;
-  p.batches = heads;
-  p.b_transposed = false;
   p.a = scratch.nope;
   p.b = call.kv_b_proj.data_handle();
   p.c = call.absorbed.data_handle();
@@ -386,6 +397,16 @@ void run_project_value_rows(const ProjectValueProblem& problem, const ProjectVal
     launch_values_rows(problem, call, call.out, stream);
 }
 
+BlasProduct kind_of(const ProjectValueProblem& problem) {
+  BlasProduct p;
+  p.max_rows = std::min(problem.max_tokens, token_slice());
+  p.columns = problem.v_head_dim;
+  p.depth = problem.kv_lora_rank;
+  p.batches = problem.num_heads;
+  p.c_is_float = true;
+  return p;
+}
+
 void run_project_value(const ProjectValueProblem& problem, const ProjectValueCall& call,
                        std::span<std::byte> workspace, Stream stream) {
   check_shapes(problem, call);
@@ -394,13 +415,8 @@ void run_project_value(const ProjectValueProblem& problem, const ProjectValueCal
   if (tokens == 0) return;
   WorkspaceCarver carver(workspace);
   const ValueScratch scratch(carver, problem);
-  BlasProduct p;
+  BlasProduct p = kind_of(problem);
   p.rows = std::min(tokens, token_slice());
-  p.max_rows = std::min(problem.max_tokens, token_slice());
-  p.columns = value;
-  p.depth = problem.kv_lora_rank;
-  p.batches = heads;
-  p.c_is_float = true;
   p.a = call.latent_out.data_handle();
   p.b = value_weights(problem, call);
   p.c = scratch.values;
@@ -434,9 +450,9 @@ std::string usable(const Problem&) {
   return why_no_device();
 }
 template <class Problem>
-std::string usable_blas(const Problem&) {
+std::string usable_blas(const Problem& problem) {
   const std::string reason = why_no_device();
-  return reason.empty() ? why_no_cublaslt() : reason;
+  return reason.empty() ? why_no_cublaslt(kind_of(problem)) : reason;
 }
 template <class Problem>
 std::size_t no_scratch(const Problem&) {
