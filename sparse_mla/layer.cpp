@@ -416,6 +416,8 @@ void run_layer(const Capacity& capacity, const BatchMetadata& metadata, const La
   if (metadata.num_tokens() == 0) return;
   check(capacity.limits(), metadata, tensors);
   check_memory(capacity.limits(), metadata, tensors);
+  require(capacity.backend() == Backend::cpu || options.arena != nullptr, "options.arena", "null",
+          "the batch's arena on the device");
   const LayerWorkspace carved = capacity.carve(workspace);
   LayerRun(capacity, metadata, tensors, carved, stream, options).run();
 }
