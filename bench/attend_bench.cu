@@ -12,6 +12,7 @@
 // mask the tiles that are not empty.
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@
 #include "sparse_mla/masks.h"
 
 #include "bench/support/gpu.cuh"
+#include "bench/support/prepared.cuh"
 
 namespace sparse_mla::bench {
 namespace {
@@ -102,20 +104,13 @@ class AttendCase {
     call_.softmax_scale = 1 / std::sqrt(static_cast<float>(qk));
     call_.running.out = contiguous(out_.data(), tokens, heads, shape.value);
     call_.running.lse = contiguous(lse_.data(), heads, tokens);
-    problem_ = {shape.heads,         shape.nope, shape.rope, shape.value,
-                mode_of(shape.data), tokens,     rows};
+    const AttendProblem problem{shape.heads,         shape.nope, shape.rope, shape.value,
+                                mode_of(shape.data), tokens,     rows};
     if (masked(shape.data)) make_masks(shape, members);
-
-    Dispatch dispatch = Dispatch::from_environment();
-    dispatch.backend = Backend::cuda;
-    entry_ = &attend_operation().choose(problem_, dispatch);
-    workspace_ =
-        DeviceBuffer<std::byte>(static_cast<std::int64_t>(entry_->workspace_bytes(problem_)));
+    prepared_.emplace(attend_operation(), problem);
   }
 
-  void run(Stream stream) const {
-    attend_operation().run(*entry_, problem_, call_, workspace_.span(), stream);
-  }
+  void run(Stream stream) const { prepared_->run(call_, stream); }
   double flops() const { return flops_; }
 
  private:
@@ -144,17 +139,15 @@ class AttendCase {
                   tile_ids_.data()};
   }
 
-  AttendProblem problem_;
   AttendCall call_;
   double flops_ = 0;
-  const Entry<AttendProblem, AttendCall>* entry_ = nullptr;
+  std::optional<Prepared<AttendProblem, AttendCall>> prepared_;
   DeviceBuffer<ChunkMember> members_;
   DeviceBuffer<bfloat16> q_, kv_, k_pe_;
   DeviceBuffer<float> out_, lse_;
   DeviceBuffer<MaskMember> mask_members_;
   DeviceBuffer<std::uint32_t> words_;
   DeviceBuffer<std::int32_t> tile_counts_, tile_ids_;
-  DeviceBuffer<std::byte> workspace_;
 };
 
 std::vector<Shape> shapes() {

@@ -12,6 +12,7 @@
 #include "sparse_mla/indexer.h"
 
 #include "bench/support/gpu.cuh"
+#include "bench/support/prepared.cuh"
 
 namespace sparse_mla::bench {
 namespace {
@@ -88,26 +89,17 @@ class IndexerInputs {
   IndexerCall call_;
 };
 
-Dispatch on_gpu() {
-  Dispatch dispatch;
-  dispatch.backend = Backend::cuda;
-  return dispatch;
-}
-
 void scores(benchmark::State& state, std::int64_t requests, std::int64_t rows, std::int64_t keys,
             bool flush_l2) {
   const IndexerInputs inputs(requests, rows, keys);
   const IndexerProblem problem = inputs.problem();
-  const auto& entry = indexer_scores_operation().choose(problem, on_gpu());
+  const Prepared<IndexerProblem, IndexerCall> prepared(indexer_scores_operation(), problem);
   const DeviceBuffer<float> out(inputs.num_scores());
-  const DeviceBuffer<std::byte> workspace(
-      static_cast<std::int64_t>(entry.workspace_bytes(problem)));
   IndexerCall call = inputs.call();
   call.scores = out.data();
-  const GpuTimes times = time_on_gpu(
-      state, [&](int, Stream stream) { entry.run(problem, call, workspace.span(), stream); },
-      {.flush_l2 = flush_l2});
-  state.SetLabel(entry.name);
+  const GpuTimes times = time_on_gpu(state, [&](int, Stream stream) { prepared.run(call, stream); },
+                                     {.flush_l2 = flush_l2});
+  state.SetLabel(prepared.name());
   count_flops(state, times, inputs.flops());
   count_bytes(state, times, inputs.key_bytes());
 }
@@ -119,19 +111,18 @@ void scores_and_selection(benchmark::State& state, std::int64_t requests, std::i
   problem.indexer = inputs.problem();
   problem.topk = kTopk;
   problem.max_scores = inputs.num_scores();
-  problem.dispatch = on_gpu();
-  const auto& entry = select_from_indexer_operation().choose(problem, problem.dispatch);
+  problem.dispatch = Dispatch::from_environment();
+  const Prepared<SelectFromIndexerProblem, SelectFromIndexerCall> prepared(
+      select_from_indexer_operation(), problem);
   const DeviceBuffer<std::int32_t> picks(inputs.tokens() * kTopk);
-  const DeviceBuffer<std::byte> workspace(
-      static_cast<std::int64_t>(entry.workspace_bytes(problem)));
   SelectFromIndexerCall call;
   call.indexer = inputs.call();
   call.piece = {0, static_cast<std::int32_t>(requests), static_cast<std::int32_t>(inputs.tokens()),
                 static_cast<std::int32_t>(keys), inputs.num_scores()};
   call.picks = contiguous(picks.data(), inputs.tokens(), kTopk);
-  const GpuTimes times = time_on_gpu(
-      state, [&](int, Stream stream) { entry.run(problem, call, workspace.span(), stream); });
-  state.SetLabel(entry.name);
+  const GpuTimes times =
+      time_on_gpu(state, [&](int, Stream stream) { prepared.run(call, stream); });
+  state.SetLabel(prepared.name());
   count_flops(state, times, inputs.flops());
 }
 

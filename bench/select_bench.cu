@@ -6,6 +6,7 @@
 #include "sparse_mla/select.h"
 
 #include "bench/support/gpu.cuh"
+#include "bench/support/prepared.cuh"
 
 namespace sparse_mla::bench {
 namespace {
@@ -43,14 +44,10 @@ void select(benchmark::State& state, std::int64_t rows, std::int64_t len, Scores
   SelectCall call;
   call.scores = {data.data(), kType, rows, len, len, nullptr};
   call.indices = contiguous(picks.data(), rows, kTopk);
-  Dispatch dispatch;
-  dispatch.backend = Backend::cuda;
-  const auto& entry = select_operation().choose(problem, dispatch);
-  const DeviceBuffer<std::byte> workspace(
-      static_cast<std::int64_t>(entry.workspace_bytes(problem)));
-  const GpuTimes times = time_on_gpu(
-      state, [&](int, Stream stream) { entry.run(problem, call, workspace.span(), stream); });
-  state.SetLabel(entry.name);
+  const Prepared<SelectProblem, SelectCall> prepared(select_operation(), problem);
+  const GpuTimes times =
+      time_on_gpu(state, [&](int, Stream stream) { prepared.run(call, stream); });
+  state.SetLabel(prepared.name());
   count_bytes(state, times, static_cast<double>(data.bytes()));
 }
 

@@ -106,7 +106,7 @@ struct WriteCacheCall {
   /// [num_tokens, D], after rotary and Hadamard; without data, no indexer key is written
   View2<const fp8_e4m3> index_k;
   View1<const float> index_k_scale;        ///< [num_tokens], ≥ 0
-  View1<const std::int64_t> slot_mapping;  ///< [num_tokens]
+  View1<const std::int64_t> slot_mapping;  ///< [num_tokens] −1 = nowhere; the others distinct
   LatentCache latent_cache;
   IndexKeyCache index_cache;
   bool power_of_two_scales = false;  ///< fp8_ds_mla: scales are rounded up to powers of two

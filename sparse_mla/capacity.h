@@ -84,8 +84,9 @@ struct LayerWorkspace {
 class Capacity {
  public:
   /// All operations run on one backend: the one that `dispatch` names, else CUDA where every
-  /// operation has a usable CUDA entry, else the CPU. Throws std::invalid_argument for limits out
-  /// of range and for forces that cannot be met.
+  /// operation has a usable CUDA entry, else the CPU. On CUDA it is made for the current device,
+  /// which has to be current in run_layer, too. Throws std::invalid_argument for limits out of
+  /// range and for forces that cannot be met.
   explicit Capacity(const Limits& limits, Dispatch dispatch = Dispatch::from_environment());
 
   const Limits& limits() const { return limits_; }

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "kernels/common/merge_weights.h"
+#include "kernels/common/view_checks.h"
 #include "sparse_mla/error.h"
 #include "topk/ordered_key.h"
 
@@ -12,14 +13,6 @@ namespace sparse_mla {
 namespace {
 
 constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
-
-template <class V>
-std::string shape(const V& view) {
-  std::string text = "[";
-  for (std::size_t axis = 0; axis < V::rank(); ++axis)
-    text += (axis == 0 ? "" : ", ") + std::to_string(view.extent(axis));
-  return text + "]";
-}
 
 void check_rank(const ContextSharding& sharding, std::int32_t rank) {
   validate(sharding);
@@ -30,7 +23,7 @@ void check_rank(const ContextSharding& sharding, std::int32_t rank) {
 void check_same_shape(const char* name, const View2<std::int32_t>& got,
                       const View2<const std::int32_t>& expected) {
   require(got.extent(0) == expected.extent(0) && got.extent(1) == expected.extent(1), name,
-          shape(got), shape(expected));
+          shape_text(got), shape_text(expected));
 }
 
 void check_chunk(const ContextPlan& plan, std::size_t chunk) {
@@ -108,8 +101,9 @@ void select_global_topk(const GatheredCandidates& candidates, View2<std::int32_t
   const auto& [scores, positions] = candidates;
   require(scores.extent(0) == positions.extent(0) && scores.extent(1) == positions.extent(1) &&
               scores.extent(2) == positions.extent(2),
-          "candidates.scores", shape(scores), "the shape of its picks, " + shape(positions));
-  require(picks.extent(0) == positions.extent(1), "picks", shape(picks),
+          "candidates.scores", shape_text(scores),
+          "the shape of its picks, " + shape_text(positions));
+  require(picks.extent(0) == positions.extent(1), "picks", shape_text(picks),
           "[rows, k] with the candidates' " + std::to_string(positions.extent(1)) + " rows");
   const std::int64_t world = positions.extent(0), width = positions.extent(2);
   const std::int64_t k = picks.extent(1);
@@ -181,10 +175,10 @@ void reorder_gathered_chunk(const ContextPlan& plan, std::size_t chunk,
   const std::int64_t row_bytes = rows.extent(1);
   require(gathered.extent(0) == plan.sharding.world && gathered.extent(2) == row_bytes &&
               gathered.extent(1) >= plan.local_rows(chunk),
-          "gathered", shape(gathered),
+          "gathered", shape_text(gathered),
           "[" + std::to_string(plan.sharding.world) + ", at least " +
               std::to_string(plan.local_rows(chunk)) + ", " + std::to_string(row_bytes) + "]");
-  require(rows.extent(0) >= plan.chunks[chunk].num_rows, "rows", shape(rows),
+  require(rows.extent(0) >= plan.chunks[chunk].num_rows, "rows", shape_text(rows),
           "at least the chunk's " + std::to_string(plan.chunks[chunk].num_rows) + " rows");
   require(gathered.stride(2) == 1 && rows.stride(1) == 1, "gathered, rows",
           std::to_string(gathered.stride(2)) + ", " + std::to_string(rows.stride(1)),
@@ -207,9 +201,9 @@ void merge_rank_partials(std::span<const ConstPartial> ranks, const Partial& out
   const auto check = [&](const std::string& name, const ConstPartial& partial) {
     require(partial.out.extent(0) == num_rows && partial.out.extent(1) == num_heads &&
                 partial.out.extent(2) == width,
-            name + ".out", shape(partial.out), shape(out.out));
+            name + ".out", shape_text(partial.out), shape_text(out.out));
     require(partial.lse.extent(0) == num_heads && partial.lse.extent(1) == num_rows, name + ".lse",
-            shape(partial.lse),
+            shape_text(partial.lse),
             "[" + std::to_string(num_heads) + ", " + std::to_string(num_rows) + "]");
   };
   check("out", out);

@@ -11,8 +11,8 @@
 namespace sparse_mla {
 
 /// Pinned host arenas, used in turn, and one device arena. All memory is allocated by the
-/// constructor. One object serves one stream (the device arena is written in its order) and one
-/// thread at a time.
+/// constructor, on the current device. One object serves one stream (the device arena is written in
+/// its order) and one thread at a time.
 ///
 ///   BatchMetadata batch(capacity, query_lens, context_lens, {}, {}, arena.next());
 ///   options.arena = arena.upload(batch, stream);
@@ -20,7 +20,7 @@ namespace sparse_mla {
 class DeviceArena {
  public:
   /// `bytes` of each arena: Capacity::max_arena_bytes(). Throws std::invalid_argument for fewer
-  /// than one host arena and std::runtime_error where the memory cannot be had.
+  /// than one host arena and CudaError where the memory cannot be had.
   explicit DeviceArena(std::size_t bytes, int num_host_arenas = 2);
   ~DeviceArena();
   DeviceArena(DeviceArena&&) noexcept;

@@ -5,18 +5,11 @@
 #include <limits>
 
 #include "kernels/common/profiler_range.h"
+#include "kernels/common/view_checks.h"
 #include "sparse_mla/error.h"
 
 namespace sparse_mla {
 namespace {
-
-template <class View>
-std::string shape(const View& view) {
-  std::string text = "[";
-  for (std::size_t axis = 0; axis < View::rank(); ++axis)
-    text += (axis == 0 ? "" : ", ") + std::to_string(view.extent(axis));
-  return text + "]";
-}
 
 template <class View>
 void require_shape(const char* name, const View& view,
@@ -28,7 +21,7 @@ void require_shape(const char* name, const View& view,
     same = same && view.extent(axis) == expected[axis];
     nonempty = nonempty && expected[axis] > 0;
   }
-  if (!same) throw_invalid(name, shape(view), text + "]");
+  if (!same) throw_invalid(name, shape_text(view), text + "]");
   if (nonempty && view.data_handle() == nullptr) throw_invalid(name, "null", text + "] elements");
 }
 
@@ -83,31 +76,23 @@ void check(const Limits& limits, const BatchMetadata& batch, const LayerTensors&
   require_shape("lse", t.lse, {dims.num_heads, tokens});
   require(t.block_tables.extent(0) == batch.num_requests() &&
               (tokens == 0 || t.block_tables.extent(1) >= batch.max_blocks()),
-          "block_tables", shape(t.block_tables),
+          "block_tables", shape_text(t.block_tables),
           "[" + std::to_string(batch.num_requests()) + ", at least " +
               std::to_string(batch.max_blocks()) + "]");
   require(t.latent_cache.block_size == limits.block_size, "latent_cache.block_size",
           t.latent_cache.block_size, std::to_string(limits.block_size));
 }
 
-/// Kernels walk the last axis by pointer.
-template <class View>
-void require_rows(const char* name, const View& view) {
-  constexpr std::size_t kLast = View::rank() - 1;
-  if (view.size() == 0 || view.extent(kLast) == 1 || view.stride(kLast) == 1) return;
-  throw_invalid(name, "stride " + std::to_string(view.stride(kLast)), "stride 1 of the last axis");
-}
-
 /// What the operations ask of the tensors' memory, all of it before the first of them writes.
 void check_memory(const Limits& limits, const BatchMetadata& batch, const LayerTensors& t) {
-  require_rows("q", t.q);
-  require_rows("latent", t.latent);
-  require_rows("index_q", t.index_q);
-  require_rows("index_k", t.index_k);
-  require_rows("kv_b_proj", t.kv_b_proj);
-  require_rows("picks", t.picks);
-  require_rows("out", t.out);
-  require_rows("out_fp8", t.out_fp8);
+  require_contiguous_rows("q", t.q);
+  require_contiguous_rows("latent", t.latent);
+  require_contiguous_rows("index_q", t.index_q);
+  require_contiguous_rows("index_k", t.index_k);
+  require_contiguous_rows("kv_b_proj", t.kv_b_proj);
+  require_contiguous_rows("picks", t.picks);
+  require_contiguous_rows("out", t.out);
+  require_contiguous_rows("out_fp8", t.out_fp8);
   const LatentCache& latent = t.latent_cache;
   const std::int64_t most = std::numeric_limits<std::int32_t>::max() / limits.block_size;
   validate(latent, limits.cache_format, limits.dims.kv_lora_rank, limits.dims.qk_rope_head_dim,
@@ -431,6 +416,8 @@ void run_layer(const Capacity& capacity, const BatchMetadata& metadata, const La
   if (metadata.num_tokens() == 0) return;
   check(capacity.limits(), metadata, tensors);
   check_memory(capacity.limits(), metadata, tensors);
+  require(capacity.backend() == Backend::cpu || options.arena != nullptr, "options.arena", "null",
+          "the batch's arena on the device");
   const LayerWorkspace carved = capacity.carve(workspace);
   LayerRun(capacity, metadata, tensors, carved, stream, options).run();
 }

@@ -71,7 +71,7 @@ struct RunOptions {
   std::function<void(Stage stage, bool begin)> on_stage;
   bool power_of_two_scales = false;  ///< see WriteCacheCall
   /// The batch's arena where the backend's kernels can read it: a copy of metadata.arena() on the
-  /// device. null: metadata.arena() itself, for the CPU.
+  /// device. null: metadata.arena() itself, for the CPU alone.
   const std::byte* arena = nullptr;
 };
 

@@ -2,12 +2,11 @@
 
 #include <algorithm>
 
+#include "kernels/common/ceil_div.h"
 #include "sparse_mla/error.h"
 
 namespace sparse_mla {
 namespace {
-
-constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 /// First key and key count of a member's bits.
 std::pair<std::int32_t, std::int32_t> bit_range(const ChunkMember& member, MaskScope scope) {

@@ -2,24 +2,17 @@
 
 #include <string>
 
+#include "kernels/common/view_checks.h"
 #include "sparse_mla/error.h"
 
 namespace sparse_mla {
 namespace {
 
-std::string shape(std::int64_t rows, std::int64_t heads, std::int64_t width) {
-  return "[" + std::to_string(rows) + ", " + std::to_string(heads) + ", " + std::to_string(width) +
-         "]";
-}
-
 void check_partial(const char* name, const ConstPartial& partial) {
   require(partial.lse.extent(0) == partial.out.extent(1) &&
               partial.lse.extent(1) == partial.out.extent(0),
-          std::string(name) + ".lse",
-          "[" + std::to_string(partial.lse.extent(0)) + ", " +
-              std::to_string(partial.lse.extent(1)) + "]",
-          "[num_heads, rows] of out " +
-              shape(partial.out.extent(0), partial.out.extent(1), partial.out.extent(2)));
+          std::string(name) + ".lse", shape_text(partial.lse),
+          "[num_heads, rows] of out " + shape_text(partial.out));
 }
 
 /// Rows [begin, end) of a partial.
@@ -81,7 +74,7 @@ Partial accumulate_context_chunk(const ContextPlan& plan, std::size_t chunk_inde
   require(running.out.extent(0) >= plan.running_rows &&
               running.out.extent(1) == chunk_partial.out.extent(1) &&
               running.out.extent(2) == chunk_partial.out.extent(2),
-          "running", shape(running.out.extent(0), running.out.extent(1), running.out.extent(2)),
+          "running", shape_text(running.out),
           "at least " + std::to_string(plan.running_rows) + " rows of the chunk's heads and width");
   const std::int64_t merged = chunk.continuation_token_end - chunk.token_begin;
   const Partial target = rows_of(running, chunk.token_begin, chunk.token_end);

@@ -145,6 +145,21 @@ TEST(CudaRun, LaunchesOnly) {
   }
 }
 
+// Records in host memory would be read by kernels.
+TEST(CudaRun, NeedsTheArenaOnTheDevice) {
+  const Limits limits = limits_of();
+  const Capacity capacity(limits, support::tested_dispatch());
+  const Batch b = batch_of(AttentionPath::sparse);
+  LayerData data(problem_of(limits, b, 5));
+  DeviceMirror mirror;
+  const LayerTensors moved = mirror_call(limits, data.tensors(), mirror);
+  const BatchMetadata batch(capacity, b.query_lens, b.context_lens);
+  const DeviceMemory workspace(capacity.workspace_bytes());
+  const DeviceStream stream;
+  EXPECT_THROW(run_layer(capacity, batch, moved, workspace.span(), stream.get()),
+               std::invalid_argument);
+}
+
 struct Results {
   std::vector<std::int32_t> picks;
   std::vector<float> lse;

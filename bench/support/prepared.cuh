@@ -19,6 +19,7 @@ class Prepared {
     workspace_ =
         DeviceBuffer<std::byte>(static_cast<std::int64_t>(entry_.workspace_bytes(problem)));
   }
+  const char* name() const { return entry_.name; }
   void run(const Call& call, Stream stream) const {
     operation_.run(entry_, problem_, call, workspace_.span(), stream);
   }

@@ -5,14 +5,14 @@
 #include <cstdint>
 #include <string>
 
-#include "kernels/cpu/view_checks.h"
+#include "kernels/common/mask_checks.h"
+#include "kernels/common/view_checks.h"
 #include "sparse_mla/attention.h"
 #include "sparse_mla/error.h"
 
 namespace sparse_mla {
 
 inline void check_shapes(const AttendProblem& problem, const AttendCall& call) {
-  using namespace cpu;
   const std::int64_t heads = call.q.extent(1);
   require(heads <= problem.num_heads, "q", shape_text(call.q),
           "at most the problem's " + std::to_string(problem.num_heads) + " heads");
@@ -29,18 +29,7 @@ inline void check_shapes(const AttendProblem& problem, const AttendCall& call) {
   require_contiguous_rows("k_nope", call.k_nope);
   require_contiguous_rows("k_pe", call.k_pe);
   require_contiguous_rows("v", call.v);
-  if (problem.mode != AttendMode::masked) return;
-  require(call.mask.members.size() == call.members.size(), "mask.members", call.mask.members.size(),
-          std::to_string(call.members.size()) + ", as members");
-  require(call.mask.tile.queries >= 1, "mask.tile.queries", call.mask.tile.queries, "at least 1");
-  require(call.mask.tile.keys >= 32 && call.mask.tile.keys % 32 == 0, "mask.tile.keys",
-          call.mask.tile.keys, "a multiple of 32");
-}
-
-/// A mask that is to be read has all of its parts.
-inline void check_mask_arrays(const MaskView& mask) {
-  require(mask.words != nullptr && mask.tile_counts != nullptr && mask.tile_ids != nullptr, "mask",
-          "null", "words, tile_counts and tile_ids");
+  if (problem.mode == AttendMode::masked) check_mask_shapes(call.mask, call.members.size());
 }
 
 }  // namespace sparse_mla

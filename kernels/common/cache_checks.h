@@ -7,6 +7,7 @@
 #include <limits>
 #include <string>
 
+#include "kernels/common/view_checks.h"
 #include "sparse_mla/cache.h"
 #include "sparse_mla/error.h"
 
@@ -23,8 +24,7 @@ inline void check_shapes(const WriteCacheProblem& problem, const WriteCacheCall&
   if (tokens == 0) return;
   const int latent_dim = problem.kv_lora_rank + problem.qk_rope_head_dim;
   require(call.latent.extent(0) == tokens && call.latent.extent(1) == latent_dim, "latent",
-          "[" + std::to_string(call.latent.extent(0)) + ", " +
-              std::to_string(call.latent.extent(1)) + "]",
+          shape_text(call.latent),
           "[" + std::to_string(tokens) + ", " + std::to_string(latent_dim) + "]");
   require(call.latent.stride(1) == 1, "latent", call.latent.stride(1),
           "contiguous rows (last stride 1)");
@@ -35,9 +35,7 @@ inline void check_shapes(const WriteCacheProblem& problem, const WriteCacheCall&
           "latent_cache.scale", scale, "a positive number");
   if (!with_index_keys(problem, call)) return;
   require(call.index_k.extent(0) == tokens && call.index_k.extent(1) == problem.index_head_dim,
-          "index_k",
-          "[" + std::to_string(call.index_k.extent(0)) + ", " +
-              std::to_string(call.index_k.extent(1)) + "]",
+          "index_k", shape_text(call.index_k),
           "[" + std::to_string(tokens) + ", " + std::to_string(problem.index_head_dim) + "]");
   require(call.index_k.stride(1) == 1, "index_k", call.index_k.stride(1),
           "contiguous rows (last stride 1)");

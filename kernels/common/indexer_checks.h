@@ -4,14 +4,13 @@
 
 #include <string>
 
-#include "kernels/cpu/view_checks.h"
+#include "kernels/common/view_checks.h"
 #include "sparse_mla/error.h"
 #include "sparse_mla/indexer.h"
 
 namespace sparse_mla {
 
 inline void check_shapes(const IndexerProblem& problem, const IndexerCall& call) {
-  using namespace cpu;
   require_extent("index_q", call.index_q, 1, problem.index_n_heads, "index_n_heads");
   require_extent("index_q", call.index_q, 2, problem.index_head_dim, "index_head_dim");
   require_extent("index_weights", call.index_weights, 0, call.index_q.extent(0),

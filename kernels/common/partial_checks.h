@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "kernels/cpu/view_checks.h"
+#include "kernels/common/view_checks.h"
 #include "sparse_mla/error.h"
 #include "sparse_mla/partials.h"
 
@@ -36,7 +36,7 @@ inline void check_shapes(const MergeProblem& problem, const MergeCall& call) {
     const bool absent = partial->out.extent(0) == 0;
     require(absent || (partial->out.extent(1) == problem.num_heads &&
                        partial->out.extent(2) == problem.v_head_dim),
-            std::string(name) + ".out", cpu::shape_text(partial->out), row_shape);
+            std::string(name) + ".out", shape_text(partial->out), row_shape);
     require(absent || (partial->lse.extent(0) == problem.num_heads &&
                        partial->lse.extent(1) >= partial->out.extent(0)),
             std::string(name) + ".lse", partial->lse.extent(1), "[num_heads, rows] of its out");

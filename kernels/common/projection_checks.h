@@ -7,7 +7,7 @@
 #include <span>
 #include <string>
 
-#include "kernels/cpu/view_checks.h"
+#include "kernels/common/view_checks.h"
 #include "sparse_mla/attention.h"
 #include "sparse_mla/error.h"
 
@@ -20,7 +20,6 @@ inline void check_token_count(std::span<const std::int32_t> tokens, std::int64_t
 }
 
 inline void check_shapes(const UpProjectProblem& problem, const UpProjectCall& call) {
-  using namespace cpu;
   const std::int64_t rows = call.kv.extent(0), heads = call.kv.extent(1);
   require(rows <= problem.max_rows, "kv", shape_text(call.kv),
           "at most the problem's " + std::to_string(problem.max_rows) + " rows");
@@ -39,7 +38,6 @@ inline void check_shapes(const UpProjectProblem& problem, const UpProjectCall& c
 }
 
 inline void check_shapes(const AbsorbQueryProblem& problem, const AbsorbQueryCall& call) {
-  using namespace cpu;
   const std::int64_t heads = problem.num_heads;
   require_extent("q", call.q, 1, heads, "num_heads");
   require_extent("q", call.q, 2, problem.qk_nope_head_dim + problem.qk_rope_head_dim, "P+R");
@@ -60,7 +58,6 @@ inline void check_shapes(const AbsorbQueryProblem& problem, const AbsorbQueryCal
 }
 
 inline void check_shapes(const ProjectValueProblem& problem, const ProjectValueCall& call) {
-  using namespace cpu;
   const std::int64_t heads = problem.num_heads;
   require_extent("latent_out", call.latent_out, 0, static_cast<std::int64_t>(call.tokens.size()),
                  "tokens");

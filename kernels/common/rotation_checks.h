@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string>
 
-#include "kernels/cpu/view_checks.h"
+#include "kernels/common/view_checks.h"
 #include "sparse_mla/error.h"
 #include "sparse_mla/hadamard.h"
 #include "sparse_mla/rotary.h"
@@ -15,7 +15,6 @@
 namespace sparse_mla {
 
 inline void check_shapes(const RotaryProblem& problem, const RotaryCall& call) {
-  using namespace cpu;
   const std::int64_t rows = call.in.extent(0);
   require(problem.dims >= 2 && problem.dims % 2 == 0, "dims", problem.dims,
           "an even number from 2 on");
@@ -39,7 +38,6 @@ inline std::string why_not_power_of_two(const HadamardProblem& problem) {
 }
 
 inline void check_shapes(const HadamardProblem& problem, const HadamardCall& call) {
-  using namespace cpu;
   require(is_power_of_two(problem.dims), "dims", problem.dims, "a power of two");
   require(call.in.extent(0) <= problem.max_rows, "in", shape_text(call.in),
           "at most the problem's " + std::to_string(problem.max_rows) + " rows");

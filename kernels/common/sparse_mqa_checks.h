@@ -5,14 +5,13 @@
 #include <cstdint>
 #include <string>
 
-#include "kernels/cpu/view_checks.h"
+#include "kernels/common/view_checks.h"
 #include "sparse_mla/attention.h"
 #include "sparse_mla/error.h"
 
 namespace sparse_mla {
 
 inline void check_shapes(const SparseMqaProblem& problem, const SparseMqaCall& call) {
-  using namespace cpu;
   const std::int64_t tokens = call.q.extent(0), heads = problem.num_heads;
   require(tokens <= problem.max_tokens, "q", shape_text(call.q),
           "at most the problem's " + std::to_string(problem.max_tokens) + " tokens");

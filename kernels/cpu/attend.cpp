@@ -11,7 +11,9 @@
 #include <string>
 
 #include "kernels/common/attend_checks.h"
+#include "kernels/common/ceil_div.h"
 #include "kernels/common/merge_weights.h"
+#include "kernels/cpu/bf16_bits.h"
 #include "kernels/cpu/blas.h"
 #include "kernels/cpu/cpu_features.h"
 #include "kernels/cpu/entries.h"
@@ -37,8 +39,6 @@ constexpr std::int64_t items_per_thread() { return 4; }
 constexpr std::int64_t kGranule = 32;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 struct Scratch {
   float* q;                 ///< [group rows, P+R], softmax scale folded in

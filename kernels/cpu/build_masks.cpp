@@ -24,7 +24,7 @@ void check(const BuildMasksProblem& problem, const BuildMasksCall& call) {
   }
   require(words <= problem.max_words, "mask", words,
           "at most the problem's " + std::to_string(problem.max_words) + " words");
-  check_memory(call.mask, words > 0);
+  if (words > 0) check_mask_arrays(call.mask);
 }
 
 /// The rows [row_begin, row_end) of one member, which are one query tile.

@@ -10,6 +10,7 @@
 #include <limits>
 #include <string>
 
+#include "kernels/common/ceil_div.h"
 #include "kernels/common/indexer_checks.h"
 #include "kernels/cpu/cpu_features.h"
 #include "kernels/cpu/e4m3_values.h"
@@ -28,8 +29,6 @@ constexpr std::int64_t row_tile() { return 8; }
 /// still falls into many items (32 at 32,768 keys). A multiple of kIndexKeys.
 constexpr std::int64_t key_tile() { return 1008; }
 static_assert(key_tile() % kIndexKeys == 0);
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 struct Scratch {
   float* q;        ///< [row_tile] × panels of [D, heads]

@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstring>
 
+#include "kernels/cpu/bf16_bits.h"
 #include "kernels/cpu/e4m3_values.h"
-#include "kernels/cpu/view_checks.h"
 
 namespace sparse_mla::cpu {
 namespace {

@@ -10,14 +10,15 @@
 #include <span>
 #include <string>
 
+#include "kernels/common/ceil_div.h"
 #include "kernels/common/finished_row.h"
 #include "kernels/common/projection_checks.h"
+#include "kernels/cpu/bf16_bits.h"
 #include "kernels/cpu/blas.h"
 #include "kernels/cpu/cpu_features.h"
 #include "kernels/cpu/entries.h"
 #include "kernels/cpu/thread_scratch.h"
 #include "kernels/cpu/tile_kernels.h"
-#include "kernels/cpu/view_checks.h"
 #include "sparse_mla/error.h"
 
 namespace sparse_mla::cpu {
@@ -31,7 +32,6 @@ constexpr std::int64_t head_group() { return 4; }
 /// Tokens that are converted and multiplied at a time: 64 × 512 floats are 128 KiB.
 constexpr std::int64_t token_tile() { return 64; }
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 std::int64_t whole_panels(std::int64_t columns) { return panel_elements(columns, 1); }
 
 void check_tokens(std::span<const std::int32_t> tokens, std::int64_t num_tokens) {

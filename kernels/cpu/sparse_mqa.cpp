@@ -11,13 +11,13 @@
 
 #include "kernels/common/finished_row.h"
 #include "kernels/common/sparse_mqa_checks.h"
+#include "kernels/cpu/bf16_bits.h"
 #include "kernels/cpu/blas.h"
 #include "kernels/cpu/cpu_features.h"
 #include "kernels/cpu/entries.h"
 #include "kernels/cpu/latent_rows.h"
 #include "kernels/cpu/thread_scratch.h"
 #include "kernels/cpu/tile_kernels.h"
-#include "kernels/cpu/view_checks.h"
 #include "sparse_mla/error.h"
 
 #ifndef NDEBUG

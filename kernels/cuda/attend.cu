@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/common/attend_checks.h"
+#include "kernels/cuda/alignment.h"
 #include "kernels/cuda/attend_mma.cuh"
 #include "kernels/cuda/attend_plan.cuh"
 #include "kernels/cuda/attend_rows.cuh"
@@ -93,32 +94,17 @@ int grid_size(const AttendProblem& problem, const AttendArguments& args, const A
   return static_cast<int>(std::min<std::int64_t>(plan.num_ctas, tiles * args.num_heads));
 }
 
-/// Can every row be read 16 bytes at a time?
-template <class RowView>
-bool has_aligned_rows(const RowView& view) {
-  if (reinterpret_cast<std::uintptr_t>(view.data_handle()) % 16 != 0) return false;
-  for (std::size_t axis = 0; axis + 1 < RowView::rank(); ++axis)
-    if (view.extent(axis) > 1 && view.stride(axis) % 8 != 0) return false;
-  return true;
-}
-/// Can every row be written 16 bytes at a time?
-bool has_aligned_output(const View3<float>& out) {
-  return reinterpret_cast<std::uintptr_t>(out.data_handle()) % 16 == 0 && out.stride(2) == 1 &&
-         (out.extent(0) <= 1 || out.stride(0) % 4 == 0) &&
-         (out.extent(1) <= 1 || out.stride(1) % 4 == 0);
-}
-
 template <class Shape, bool kMasked, bool kTwoTerm>
 void launch_mma(const AttendProblem& problem, const AttendArguments& args, const AttendPlan& plan,
                 Stream stream) {
   const auto kernel = attend_mma_kernel<Shape, kMasked, kTwoTerm>;
   allow_shared(kernel, Shape::kSharedBytes);
-  const bool vector_loads = has_aligned_rows(args.q) && has_aligned_rows(args.k_nope) &&
-                            has_aligned_rows(args.k_pe) && has_aligned_rows(args.v);
+  const bool vector_loads = aligned_rows(args.q, 16) && aligned_rows(args.k_nope, 16) &&
+                            aligned_rows(args.k_pe, 16) && aligned_rows(args.v, 16);
   plan_attend_kernel<kPlanThreads><<<1, kPlanThreads, 0, stream>>>(args, plan);
   check_launch("plan_attend_kernel");
   kernel<<<grid_size(problem, args, plan), Shape::kThreads, Shape::kSharedBytes, stream>>>(
-      args, plan, vector_loads, has_aligned_output(args.out));
+      args, plan, vector_loads, aligned_rows(args.out, 16));
   check_launch("attend_mma_kernel");
   if (plan.max_slots == 0) return;
   join_pieces_kernel<kJoinThreads, Shape::kValue>
@@ -177,9 +163,8 @@ void run_mma(const AttendProblem& problem, const AttendCall& call, std::span<std
 
 std::string why_not_rows(const AttendProblem& problem) {
   if (std::string reason = why_no_device(80); !reason.empty()) return reason;
-  const std::int64_t needed = rows_kernel_shared_bytes(problem);
-  constexpr int kStaticBytes = 1024;  // weights and scratch of the kernel
-  if (needed + kStaticBytes > current_device().max_shared_bytes)
+  const std::int64_t needed = rows_kernel_shared_bytes(problem) + rows_kernel_static_bytes();
+  if (needed > current_device().max_shared_bytes)
     return "needs " + std::to_string(needed) + " bytes of shared memory per block";
   return "";
 }
@@ -198,7 +183,7 @@ void run_rows(const AttendProblem& problem, const AttendCall& call, std::span<st
   const AttendArguments args = arguments_of(problem, call);
   plan.num_ctas = rows_kernel_ctas_per_sm() * current_device().num_sms;
   const auto shared_bytes = static_cast<int>(rows_kernel_shared_bytes(problem));
-  allow_shared(attend_rows_kernel, shared_bytes);
+  allow_shared(attend_rows_kernel, current_device().max_shared_bytes - rows_kernel_static_bytes());
   plan_attend_kernel<kPlanThreads><<<1, kPlanThreads, 0, stream>>>(args, plan);
   check_launch("plan_attend_kernel");
   attend_rows_kernel<<<grid_size(problem, args, plan), rows_kernel_threads(), shared_bytes,

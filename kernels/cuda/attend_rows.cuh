@@ -14,7 +14,9 @@ SPARSE_MLA_HOST_DEVICE constexpr int rows_kernel_threads() { return 128; }
 SPARSE_MLA_HOST_DEVICE constexpr int rows_kernel_ctas_per_sm() { return 8; }
 SPARSE_MLA_HOST_DEVICE constexpr int rows_kernel_tile() { return 16; }
 
-/// Shared memory: the query row (scaled) and the sums of the value, fp32.
+/// The kernel's own arrays in shared memory, rounded up.
+SPARSE_MLA_HOST_DEVICE constexpr int rows_kernel_static_bytes() { return 1024; }
+/// Dynamic shared memory: the query row (scaled) and the sums of the value, fp32.
 inline std::int64_t rows_kernel_shared_bytes(const AttendProblem& problem) {
   return std::int64_t{4} *
          (problem.qk_nope_head_dim + problem.qk_rope_head_dim + problem.v_head_dim);

@@ -397,7 +397,7 @@ void run(const BuildMasksProblem& problem, const BuildMasksCall& call, std::span
   check_shapes(problem, call);
   const std::int64_t rows = call.picks.extent(0);
   if (rows == 0 || call.members.empty()) return;
-  check_memory(call.mask, true);
+  check_mask_arrays(call.mask);
   const std::int64_t queries = call.mask.tile.queries;
   const auto num_members = static_cast<std::int64_t>(call.members.size());
   // Members have rows of `picks` of their own: so many query tiles there are at most.
@@ -419,8 +419,7 @@ void run(const BuildMasksProblem& problem, const BuildMasksCall& call, std::span
                                 problem.topk,
                                 split.block_rows,
                                 static_cast<unsigned>(blocks_per_tile)};
-  const bool vector = problem.topk % 4 == 0 && call.picks.stride(1) == 1 &&
-                      aligned(call.picks.data_handle(), 16, {call.picks.stride(0)});
+  const bool vector = problem.topk % 4 == 0 && aligned_rows(call.picks, 16);
   const auto threads = static_cast<unsigned>(32 * split.warps);
   if (blocks_per_tile > 1) {
     clear_tiles_kernel<<<static_cast<unsigned>(tiles), threads, 0, stream>>>(arguments);

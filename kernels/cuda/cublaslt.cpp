@@ -4,11 +4,12 @@
 #include <array>
 #include <map>
 #include <mutex>
-#include <stdexcept>
 
 #include <cublasLt.h>
 
+#include "kernels/cuda/alignment.h"
 #include "kernels/cuda/device.h"
+#include "sparse_mla/error.h"
 
 namespace sparse_mla::cuda {
 namespace {
@@ -17,7 +18,7 @@ constexpr std::uint32_t kAlignment = 16;  // bytes
 
 void check_blas(cublasStatus_t status, const char* call) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
-  throw std::runtime_error(std::string(call) + ": " + cublasLtGetStatusString(status));
+  throw CudaError(std::string(call) + ": " + cublasLtGetStatusString(status));
 }
 
 /// What a chosen algorithm depends on: the product's shape and types. Strides are left out, so that
@@ -122,24 +123,38 @@ BlasProduct largest(BlasProduct p) {
   return p;
 }
 
-bool aligned(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; }
+/// The kernel of `p`'s kind, kept from the first question on; mutex() is held.
+const cublasLtMatmulAlgo_t& algorithm_of(Context& here, const BlasProduct& p) {
+  const AlgorithmKey key = key_of(p);
+  auto found = here.algorithms.find(key);
+  if (found == here.algorithms.end()) {
+    Descriptors bound(largest(p));
+    found = here.algorithms.emplace(key, ask_heuristic(here.handle, bound)).first;
+  }
+  return found->second;
+}
+
+/// What the alignment of every row asks of the lengths of one.
+bool suitable_lengths(const BlasProduct& p) { return p.depth % 8 == 0 && p.columns % 8 == 0; }
 
 /// Rows of `columns` elements that start on 16-byte boundaries and do not overlap.
-bool suits(const void* data, const BlasMatrix& matrix, std::int64_t rows, std::int64_t columns,
-           std::int64_t element_bytes) {
-  const bool row_suits =
-      matrix.row_stride * element_bytes % kAlignment == 0 && matrix.row_stride >= columns;
-  return aligned(data) && matrix.batch_stride >= 0 &&
-         matrix.batch_stride * element_bytes % kAlignment == 0 && (rows <= 1 || row_suits);
+template <class T>
+bool suits(const T* data, const BlasMatrix& matrix, std::int64_t rows, std::int64_t columns) {
+  return matrix.batch_stride >= 0 && aligned(data, kAlignment, {matrix.batch_stride}) &&
+         (rows <= 1 ||
+          (matrix.row_stride >= columns && aligned(data, kAlignment, {matrix.row_stride})));
 }
 
 }  // namespace
 
-std::string why_no_cublaslt() {
+std::string why_no_cublaslt(const BlasProduct& kind) {
   const std::lock_guard<std::mutex> lock(mutex());
   try {
-    context();
-  } catch (const std::runtime_error& error) {
+    Context& here = context();
+    const bool empty =
+        kind.max_rows == 0 || kind.columns == 0 || kind.depth == 0 || kind.batches == 0;
+    if (!empty && suitable_lengths(kind)) algorithm_of(here, kind);
+  } catch (const CudaError& error) {
     return error.what();
   }
   return "";
@@ -147,11 +162,12 @@ std::string why_no_cublaslt() {
 
 bool suits_cublaslt(const BlasProduct& p) {
   // A single row of A or C: layout() makes its stride its length, which has to be aligned, too.
-  const bool lengths = p.depth % 8 == 0 && p.columns % 8 == 0;
-  return lengths && suits(p.a, p.a_layout, p.rows, p.depth, 2) &&
-         suits(p.b, p.b_layout, p.b_transposed ? p.columns : p.depth,
-               p.b_transposed ? p.depth : p.columns, 2) &&
-         suits(p.c, p.c_layout, p.rows, p.columns, p.c_is_float ? 4 : 2);
+  if (!suitable_lengths(p) || !suits(p.a, p.a_layout, p.rows, p.depth) ||
+      !suits(p.b, p.b_layout, p.b_transposed ? p.columns : p.depth,
+             p.b_transposed ? p.depth : p.columns))
+    return false;
+  return p.c_is_float ? suits(static_cast<const float*>(p.c), p.c_layout, p.rows, p.columns)
+                      : suits(static_cast<const bfloat16*>(p.c), p.c_layout, p.rows, p.columns);
 }
 
 void multiply(const BlasProduct& product, void* workspace, Stream stream) {
@@ -162,13 +178,7 @@ void multiply(const BlasProduct& product, void* workspace, Stream stream) {
     const std::lock_guard<std::mutex> lock(mutex());
     Context& here = context();
     handle = here.handle;
-    const AlgorithmKey key = key_of(product);
-    auto found = here.algorithms.find(key);
-    if (found == here.algorithms.end()) {
-      Descriptors bound(largest(product));
-      found = here.algorithms.emplace(key, ask_heuristic(handle, bound)).first;
-    }
-    algorithm = found->second;
+    algorithm = algorithm_of(here, product);
   }
   // Kernels take any number of rows and any aligned strides; should one not, the call gets a kernel
   // of its own.

@@ -2,7 +2,8 @@
 
 #include <map>
 #include <mutex>
-#include <stdexcept>
+
+#include "sparse_mla/error.h"
 
 namespace sparse_mla::cuda {
 namespace {
@@ -29,13 +30,12 @@ Device ask(int index) {
 void check(cudaError_t status, const char* call) {
   if (status == cudaSuccess) return;
   cudaGetLastError();  // reported here, not by the next call
-  throw std::runtime_error(std::string(call) + ": " + cudaGetErrorString(status));
+  throw CudaError(std::string(call) + ": " + cudaGetErrorString(status));
 }
 
 void check_launch(const char* kernel) {
   if (const cudaError_t status = cudaGetLastError(); status != cudaSuccess)
-    throw std::runtime_error(std::string("launch of ") + kernel + ": " +
-                             cudaGetErrorString(status));
+    throw CudaError(std::string("launch of ") + kernel + ": " + cudaGetErrorString(status));
 }
 
 const Device& current_device() {

@@ -18,20 +18,22 @@ struct Device {
 };
 
 /// The calling thread's current device. Asked of the driver once per device and process, then a
-/// table: no CUDA call but cudaGetDevice. Throws std::runtime_error where there is none.
+/// table: no CUDA call but cudaGetDevice. Throws CudaError where there is none.
 const Device& current_device();
 
 /// Why no kernel of this backend can run here: no device, or one below `least` (80 = compute
 /// capability 8.0). Empty = one can. For Entry::why_not.
 std::string why_no_device(int least = 80);
 
-/// Throws std::runtime_error "call: error text" unless `status` is cudaSuccess.
+/// Throws CudaError "call: error text" unless `status` is cudaSuccess.
 void check(cudaError_t status, const char* call);
 
-/// Throws when the launch of `kernel` just before failed.
+/// Throws CudaError when the launch of `kernel` just before failed.
 void check_launch(const char* kernel);
 
-/// Lets `kernel` be launched with `bytes` of dynamic shared memory.
+/// Lets `kernel` be launched with `bytes` of dynamic shared memory. The kernel keeps the last wish:
+/// `bytes` has to be one number per kernel and device, or a smaller wish of another thread may come
+/// between this and the launch.
 template <class Kernel>
 void allow_shared(Kernel* kernel, int bytes) {
   constexpr int kWithoutAsking = 48 * 1024;  // every device gives so much

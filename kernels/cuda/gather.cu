@@ -114,7 +114,7 @@ bool vector_path(const GatherProblem& problem, const GatherCall& call) {
   return lora % RowUnit::kNumbers == 0 && rope % RowUnit::kNumbers == 0 &&
          (cache.format != CacheFormat::fp8_ds_mla || ds_mla_rope_offset(lora) % 8 == 0) &&
          aligned(cache.data, bytes, {cache.block_stride, cache.row_stride}) &&
-         aligned(call.rows.data_handle(), 16, {call.rows.stride(0)});
+         aligned_rows(call.rows, 16);
 }
 
 template <CacheFormat kFormat>

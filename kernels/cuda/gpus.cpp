@@ -14,7 +14,10 @@ GpuReport gpu_report() {
   }
   for (int device = 0; device < count; ++device) {
     cudaDeviceProp properties{};
-    if (cudaGetDeviceProperties(&properties, device) != cudaSuccess) continue;
+    if (cudaGetDeviceProperties(&properties, device) != cudaSuccess) {
+      cudaGetLastError();
+      continue;
+    }
     report.gpus.push_back({properties.name, 10 * properties.major + properties.minor,
                            properties.multiProcessorCount,
                            static_cast<std::int64_t>(properties.totalGlobalMem)});

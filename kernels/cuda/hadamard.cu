@@ -146,11 +146,6 @@ std::size_t workspace_bytes(const HadamardProblem& problem) {
   return carver.bytes();
 }
 
-template <class T>
-bool vector_rows(const View3<T>& view) {
-  return view.stride(2) == 1 && aligned(view.data_handle(), 16, {view.stride(0), view.stride(1)});
-}
-
 void run(const HadamardProblem& problem, const HadamardCall& call, std::span<std::byte> workspace,
          Stream stream) {
   check_shapes(problem, call);
@@ -159,7 +154,7 @@ void run(const HadamardProblem& problem, const HadamardCall& call, std::span<std
   HadamardArguments arguments{call.in, call.out,
                               std::countr_zero(static_cast<unsigned>(problem.dims)),
                               1.0f / std::sqrt(static_cast<float>(problem.dims)), nullptr};
-  if (problem.dims == kWarpDims && vector_rows(call.in) && vector_rows(call.out)) {
+  if (problem.dims == kWarpDims && aligned_rows(call.in, 16) && aligned_rows(call.out, 16)) {
     const auto blocks = static_cast<unsigned>((items + kBlockVectors - 1) / kBlockVectors);
     hadamard_warp_kernel<<<blocks, kThreads, 0, stream>>>(arguments);
   } else if (problem.dims <= kMaxSharedDims) {

@@ -25,6 +25,7 @@
 
 #include "kernels/common/indexer_checks.h"
 #include "kernels/common/ptx.cuh"
+#include "kernels/cuda/alignment.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/entries.h"
 #include "sparse_mla/workspace.h"
@@ -378,11 +379,6 @@ __global__ void __launch_bounds__(kScalarThreads)
   }
 }
 
-template <class T>
-bool multiple(T value, std::int64_t of) {
-  return static_cast<std::int64_t>(value) % of == 0;
-}
-
 /// Lists the tiles, then launches `kernel` on them.
 void run(const IndexerProblem& problem, const IndexerCall& call, std::span<std::byte> workspace,
          Stream stream, int rows_per_tile, int keys_per_turn, int threads, int shared_bytes,
@@ -399,8 +395,6 @@ void run(const IndexerProblem& problem, const IndexerCall& call, std::span<std::
                                                     max_tiles, buffers.tiles, buffers.num_tiles);
   check_launch("list_tiles_kernel");
 
-  const auto keys_address = reinterpret_cast<std::uintptr_t>(call.cache.data);
-  const auto q_address = reinterpret_cast<std::uintptr_t>(call.index_q.data_handle());
   const Params params{
       .index_q = call.index_q,
       .index_weights = call.index_weights,
@@ -415,10 +409,9 @@ void run(const IndexerProblem& problem, const IndexerCall& call, std::span<std::
       .head_dim = problem.index_head_dim,
       .rows_per_tile = rows_per_tile,
       .parts = static_cast<int>(parts_for(max_tiles, problem.max_keys, keys_per_turn)),
-      .aligned_q = multiple(q_address, 8) && multiple(call.index_q.stride(0), 8) &&
-                   multiple(call.index_q.stride(1), 8),
-      .aligned_keys = multiple(keys_address, 16) && multiple(call.cache.block_stride, 16) &&
-                      multiple(problem.index_head_dim, 16)};
+      .aligned_q = aligned_rows(call.index_q, 8),
+      .aligned_keys =
+          aligned(call.cache.data, 16, {call.cache.block_stride, problem.index_head_dim})};
   if (shared_bytes > 0) allow_shared(kernel, max_shared_bytes());
   kernel<<<static_cast<unsigned>(max_tiles * params.parts), threads,
            static_cast<std::size_t>(shared_bytes), stream>>>(params);

@@ -58,8 +58,7 @@ void run(const InitPartialProblem& problem, const InitPartialCall& call, std::sp
   const InitArguments arguments{call.ranges.data(), call.running, problem.num_heads,
                                 problem.v_head_dim, static_cast<unsigned>(blocks_per_range)};
   const auto blocks = static_cast<unsigned>(ranges * blocks_per_range);
-  if (problem.v_head_dim % 4 == 0 && out.stride(2) == 1 &&
-      aligned(out.data_handle(), 16, {out.stride(0), out.stride(1)}))
+  if (problem.v_head_dim % 4 == 0 && aligned_rows(out, 16))
     init_partial_kernel<4><<<blocks, kThreads, 0, stream>>>(arguments);
   else
     init_partial_kernel<1><<<blocks, kThreads, 0, stream>>>(arguments);

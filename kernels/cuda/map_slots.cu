@@ -116,10 +116,8 @@ void run(const MapSlotsProblem& problem, const MapSlotsCall& call, std::span<std
                                std::has_single_bit(block_size) ? std::countr_zero(block_size) : -1,
                                problem.topk};
   constexpr int kPicks = 4;
-  const bool vector = problem.topk % kPicks == 0 && call.picks.stride(1) == 1 &&
-                      call.slots.stride(1) == 1 &&
-                      aligned(call.picks.data_handle(), 16, {call.picks.stride(0)}) &&
-                      aligned(call.slots.data_handle(), 16, {call.slots.stride(0)});
+  const bool vector =
+      problem.topk % kPicks == 0 && aligned_rows(call.picks, 16) && aligned_rows(call.slots, 16);
   const int units = vector ? problem.topk / kPicks : problem.topk;
   const auto threads = static_cast<unsigned>(std::clamp((units + 31) / 32 * 32, 32, kMaxThreads));
   const auto blocks = static_cast<unsigned>(call.slots.extent(0));

@@ -155,10 +155,9 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const MergeArguments<Ou
   }
 }
 
-template <class T>
-bool vectors_of_four(const View3<T>& out, std::uint64_t bytes) {
-  return out.extent(0) == 0 || ((out.extent(2) <= 1 || out.stride(2) == 1) &&
-                                aligned(out.data_handle(), bytes, {out.stride(0), out.stride(1)}));
+/// No part, or one whose rows are read four numbers at a time.
+bool vectors_of_four(const View3<const float>& part) {
+  return part.extent(0) == 0 || aligned_rows(part, 16);
 }
 
 template <class Out>
@@ -178,8 +177,8 @@ void launch(const MergeProblem& problem, const MergeCall& call, const View3<Out>
                                       problem.v_head_dim,
                                       head_tiles};
   const auto blocks = static_cast<unsigned>(row_tiles * head_tiles);
-  if (problem.v_head_dim % 4 == 0 && vectors_of_four(call.a.out, 16) &&
-      vectors_of_four(call.b.out, 16) && vectors_of_four(out, 4 * sizeof(Out)))
+  if (problem.v_head_dim % 4 == 0 && vectors_of_four(call.a.out) && vectors_of_four(call.b.out) &&
+      aligned_rows(out, 4 * sizeof(Out)))
     merge_kernel<Out, 4><<<blocks, kThreads, 0, stream>>>(arguments);
   else
     merge_kernel<Out, 1><<<blocks, kThreads, 0, stream>>>(arguments);

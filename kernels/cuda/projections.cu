@@ -11,8 +11,10 @@
 #include <cstdint>
 #include <string>
 
+#include "kernels/common/ceil_div.h"
 #include "kernels/common/finished_row.h"
 #include "kernels/common/projection_checks.h"
+#include "kernels/cuda/alignment.h"
 #include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/entries.h"
@@ -23,8 +25,6 @@ namespace {
 /// Tokens that are gathered or scattered at a time: 1,024 × 128 heads fill the largest products'
 /// tiles many times over, and their values are 64 MiB of fp32.
 constexpr std::int64_t token_slice() { return 1024; }
-
-constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 // ---- the kernel for any strides
 
@@ -167,12 +167,6 @@ __global__ void split_query_kernel(View3<const bfloat16> q,     // [num_tokens, 
   }
 }
 
-bool aligned(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; }
-template <class T>
-bool aligned(const View3<T>& view) {
-  return aligned(view.data_handle()) && view.stride(0) % 8 == 0 && view.stride(1) % 8 == 0;
-}
-
 /// Tokens [begin, begin + count): the rope part, and the other into `nope` unless it is null.
 void split_query(const AbsorbQueryProblem& problem, const AbsorbQueryCall& call, bfloat16* nope,
                  std::int64_t begin, std::int64_t count, Stream stream) {
@@ -182,8 +176,8 @@ void split_query(const AbsorbQueryProblem& problem, const AbsorbQueryCall& call,
   if (elements == 0) return;
   View3<bfloat16> absorbed(address(call.absorbed, begin, 0, 0), call.absorbed.mapping());
   const std::int32_t* tokens = call.tokens.data() + begin;
-  const bool vectors = aligned(call.q) && aligned(absorbed) && nope_dim % 8 == 0 && rope % 8 == 0 &&
-                       problem.kv_lora_rank % 8 == 0;
+  const bool vectors = aligned_rows(call.q, 16) && aligned_rows(absorbed, 16) &&
+                       nope_dim % 8 == 0 && rope % 8 == 0 && problem.kv_lora_rank % 8 == 0;
   if (vectors)
     split_query_kernel<uint4><<<copy_grid(elements / 8), 256, 0, stream>>>(
         call.q, tokens, count, nope_dim, nope, absorbed, problem.kv_lora_rank);
@@ -243,16 +237,21 @@ void run_up_project_rows(const UpProjectProblem& problem, const UpProjectCall& c
   launch_rows_product(p, call.kv.extent(1), stream);
 }
 
+/// All heads at once, which lie behind one another in most memory: a single product.
+BlasProduct kind_of(const UpProjectProblem& problem) {
+  BlasProduct p;
+  p.max_rows = problem.max_rows;
+  p.columns = std::int64_t{problem.num_heads} * problem.kv_head_dim;
+  p.depth = problem.kv_lora_rank;
+  return p;
+}
+
 void run_up_project(const UpProjectProblem& problem, const UpProjectCall& call,
                     std::span<std::byte> workspace, Stream stream) {
   check_shapes(problem, call);
   const std::int64_t heads = call.kv.extent(1), width = problem.kv_head_dim;
-  BlasProduct p;
+  BlasProduct p = kind_of(problem);
   p.rows = call.kv.extent(0);
-  p.max_rows = problem.max_rows;
-  p.columns = width;
-  p.depth = problem.kv_lora_rank;
-  p.batches = heads;
   p.alpha = call.latent_scale;
   p.a = call.latent.data_handle();
   p.b = call.kv_b_proj.data_handle();
@@ -261,10 +260,11 @@ void run_up_project(const UpProjectProblem& problem, const UpProjectCall& call,
   p.b_layout = {call.kv_b_proj.stride(1), call.kv_b_proj.stride(0)};
   p.c_layout = {call.kv.stride(0), call.kv.stride(1)};
   if (p.rows == 0 || heads == 0 || width == 0) return;
-  if (p.b_layout.batch_stride == width * p.b_layout.row_stride &&
-      p.c_layout.batch_stride == width) {
-    p.columns = heads * width;  // the heads lie behind one another: a single product
-    p.batches = 1;
+  p.columns = heads * width;
+  if (p.b_layout.batch_stride != width * p.b_layout.row_stride ||
+      p.c_layout.batch_stride != width) {
+    p.columns = width;
+    p.batches = heads;
   }
   if (!suits_cublaslt(p)) return run_up_project_rows(problem, call, workspace, stream);
   multiply(p, workspace.data(), stream);
@@ -310,6 +310,16 @@ void run_absorb_query_rows(const AbsorbQueryProblem& problem, const AbsorbQueryC
   split_query(problem, call, nullptr, 0, p.rows, stream);
 }
 
+BlasProduct kind_of(const AbsorbQueryProblem& problem) {
+  BlasProduct p;
+  p.max_rows = std::min(problem.max_tokens, token_slice());
+  p.columns = problem.kv_lora_rank;
+  p.depth = problem.qk_nope_head_dim;
+  p.batches = problem.num_heads;
+  p.b_transposed = false;
+  return p;
+}
+
 void run_absorb_query(const AbsorbQueryProblem& problem, const AbsorbQueryCall& call,
                       std::span<std::byte> workspace, Stream stream) {
   check_shapes(problem, call);
@@ -318,13 +328,8 @@ void run_absorb_query(const AbsorbQueryProblem& problem, const AbsorbQueryCall& 
   if (tokens == 0) return;
   WorkspaceCarver carver(workspace);
   const AbsorbScratch scratch(carver, problem);
-  BlasProduct p;
+  BlasProduct p = kind_of(problem);
   p.rows = std::min(tokens, token_slice());
-  p.max_rows = std::min(problem.max_tokens, token_slice());
-  p.columns = problem.kv_lora_rank;
-  p.depth = nope;
-  p.batches = heads;
-  p.b_transposed = false;
   p.a = scratch.nope;
   p.b = call.kv_b_proj.data_handle();
   p.c = call.absorbed.data_handle();
@@ -392,6 +397,16 @@ void run_project_value_rows(const ProjectValueProblem& problem, const ProjectVal
     launch_values_rows(problem, call, call.out, stream);
 }
 
+BlasProduct kind_of(const ProjectValueProblem& problem) {
+  BlasProduct p;
+  p.max_rows = std::min(problem.max_tokens, token_slice());
+  p.columns = problem.v_head_dim;
+  p.depth = problem.kv_lora_rank;
+  p.batches = problem.num_heads;
+  p.c_is_float = true;
+  return p;
+}
+
 void run_project_value(const ProjectValueProblem& problem, const ProjectValueCall& call,
                        std::span<std::byte> workspace, Stream stream) {
   check_shapes(problem, call);
@@ -400,13 +415,8 @@ void run_project_value(const ProjectValueProblem& problem, const ProjectValueCal
   if (tokens == 0) return;
   WorkspaceCarver carver(workspace);
   const ValueScratch scratch(carver, problem);
-  BlasProduct p;
+  BlasProduct p = kind_of(problem);
   p.rows = std::min(tokens, token_slice());
-  p.max_rows = std::min(problem.max_tokens, token_slice());
-  p.columns = value;
-  p.depth = problem.kv_lora_rank;
-  p.batches = heads;
-  p.c_is_float = true;
   p.a = call.latent_out.data_handle();
   p.b = value_weights(problem, call);
   p.c = scratch.values;
@@ -440,9 +450,9 @@ std::string usable(const Problem&) {
   return why_no_device();
 }
 template <class Problem>
-std::string usable_blas(const Problem&) {
+std::string usable_blas(const Problem& problem) {
   const std::string reason = why_no_device();
-  return reason.empty() ? why_no_cublaslt() : reason;
+  return reason.empty() ? why_no_cublaslt(kind_of(problem)) : reason;
 }
 template <class Problem>
 std::size_t no_scratch(const Problem&) {

@@ -87,17 +87,11 @@ __global__ void __launch_bounds__(kMaxThreads) rotary_kernel(const RotaryArgumen
   }
 }
 
-template <class T>
-bool vector_rows(const View3<T>& view) {
-  return view.stride(2) == 1 && aligned(view.data_handle(), 16, {view.stride(0), view.stride(1)});
-}
-
 template <RotaryLayout kLayout>
 void launch(const RotaryArguments& a, Stream stream) {
   constexpr int kPairs = 4;
-  const bool vector = a.half % kPairs == 0 && vector_rows(a.in) && vector_rows(a.out) &&
-                      a.table.stride(1) == 1 &&
-                      aligned(a.table.data_handle(), 16, {a.table.stride(0)});
+  const bool vector = a.half % kPairs == 0 && aligned_rows(a.in, 16) && aligned_rows(a.out, 16) &&
+                      aligned_rows(a.table, 16);
   const std::int64_t work = a.in.extent(1) * (vector ? a.half / kPairs : a.half);
   const auto threads =
       static_cast<unsigned>(std::min<std::int64_t>((work + 31) / 32 * 32, kMaxThreads));

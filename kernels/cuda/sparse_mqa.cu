@@ -9,9 +9,11 @@
 #include <numbers>
 #include <string>
 
+#include "kernels/common/ceil_div.h"
 #include "kernels/common/finished_row.h"
 #include "kernels/common/merge_weights.h"
 #include "kernels/common/sparse_mqa_checks.h"
+#include "kernels/cuda/alignment.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/entries.h"
 #include "kernels/cuda/sparse_mqa_mma.cuh"
@@ -20,8 +22,6 @@
 
 namespace sparse_mla::cuda {
 namespace {
-
-constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 MqaTile tile_of(const SparseMqaProblem& problem) {
   return choose_mqa_tile(problem.num_heads, problem.format, current_device().max_shared_bytes);
@@ -47,10 +47,6 @@ struct Partials {
     lse = carver.take<float>("sparse_mqa_part_lse", rows);
   }
 };
-
-bool aligned(const void* pointer, std::uintptr_t bytes) {
-  return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
-}
 
 // out and lse of one head of one token from its splits' parts. CTA = (token, head), a thread 4 of
 // the 512 columns. The splits' weights come from a tree of merges over the lanes (lane = split,
@@ -136,12 +132,10 @@ void run_mma(const SparseMqaProblem& problem, const SparseMqaCall& call,
   arguments.splits =
       key_splits(tokens, arguments.head_tiles, call.slots.extent(1), current_device().num_sms);
   arguments.stages = tile.stages;
-  arguments.vector_rows = full_width && aligned(call.cache.data, 16) &&
-                          call.cache.row_stride % 16 == 0 && call.cache.block_stride % 16 == 0;
-  arguments.vector_q = full_width && aligned(call.q.data_handle(), 16) &&
-                       call.q.stride(0) % 8 == 0 && call.q.stride(1) % 8 == 0;
-  arguments.paired_out = aligned(call.out.data_handle(), 4) && call.out.stride(0) % 2 == 0 &&
-                         call.out.stride(1) % 2 == 0;
+  arguments.vector_rows =
+      full_width && aligned(call.cache.data, 16, {call.cache.row_stride, call.cache.block_stride});
+  arguments.vector_q = full_width && aligned_rows(call.q, 16);
+  arguments.paired_out = aligned_rows(call.out, 4);
   arguments.value_scale = problem.format == CacheFormat::fp8 ? call.cache.scale : 1.0f;
   arguments.logit_scale = static_cast<float>(double{call.softmax_scale} *
                                              double{arguments.value_scale} * std::numbers::log2e);
@@ -193,7 +187,7 @@ void run_rows(const SparseMqaProblem& problem, const SparseMqaCall& call, std::s
   if (ctas == 0) return;
   const auto bytes =
       static_cast<int>(rows_mqa_shared_bytes(problem.kv_lora_rank, problem.qk_rope_head_dim));
-  allow_shared(sparse_mqa_rows_kernel, bytes);
+  allow_shared(sparse_mqa_rows_kernel, current_device().max_shared_bytes - kRowsMqaStaticBytes);
   sparse_mqa_rows_kernel<<<static_cast<unsigned>(ctas), kRowsMqaThreads, bytes, stream>>>(
       call, problem.num_heads, problem.kv_lora_rank, problem.qk_rope_head_dim);
   check_launch("sparse_mqa_rows_kernel");
@@ -201,9 +195,8 @@ void run_rows(const SparseMqaProblem& problem, const SparseMqaCall& call, std::s
 
 std::string why_not_rows(const SparseMqaProblem& problem) {
   if (std::string reason = why_no_device(); !reason.empty()) return reason;
-  constexpr std::int64_t kStatic = 2048;  // the kernel's own arrays, rounded up
   const std::int64_t needed =
-      rows_mqa_shared_bytes(problem.kv_lora_rank, problem.qk_rope_head_dim) + kStatic;
+      rows_mqa_shared_bytes(problem.kv_lora_rank, problem.qk_rope_head_dim) + kRowsMqaStaticBytes;
   if (needed > current_device().max_shared_bytes)
     return "rows take " + std::to_string(needed) + " bytes of shared memory, expected at most " +
            std::to_string(current_device().max_shared_bytes);

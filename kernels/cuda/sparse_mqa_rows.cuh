@@ -15,6 +15,8 @@ namespace sparse_mla::cuda {
 
 inline constexpr int kRowsMqaThreads = 128, kRowsMqaKeys = 64;
 
+/// The kernel's own arrays in shared memory, rounded up.
+inline constexpr int kRowsMqaStaticBytes = 2048;
 /// Dynamic shared memory: query [L+R] and sums [L], fp32.
 constexpr std::int64_t rows_mqa_shared_bytes(int lora, int rope) {
   return (2 * std::int64_t{lora} + rope) * 4;

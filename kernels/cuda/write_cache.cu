@@ -224,14 +224,13 @@ bool vector_path(const WriteCacheProblem& problem, const WriteCacheCall& call) {
   const LatentCache& cache = call.latent_cache;
   return lora % kPerLane == 0 && rope % kPerLane == 0 &&
          (cache.format != CacheFormat::fp8_ds_mla || ds_mla_rope_offset(lora) % 8 == 0) &&
-         aligned(call.latent.data_handle(), 8, {call.latent.stride(0)}) &&
+         aligned_rows(call.latent, 8) &&
          aligned(cache.data, 8, {cache.block_stride, cache.row_stride});
 }
 
 /// Keys of D bytes lie behind each other in a page.
 bool index_words(const WriteCacheProblem& problem, const WriteCacheCall& call) {
-  return problem.index_head_dim % 4 == 0 &&
-         aligned(call.index_k.data_handle(), 4, {call.index_k.stride(0)}) &&
+  return problem.index_head_dim % 4 == 0 && aligned_rows(call.index_k, 4) &&
          aligned(call.index_cache.data, 4, {call.index_cache.block_stride});
 }
 

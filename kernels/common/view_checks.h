@@ -1,4 +1,4 @@
-/// Checks that the operations' argument checks share.
+/// What the operations' argument checks share.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 #include "sparse_mla/error.h"
 #include "sparse_mla/types.h"
 
-namespace sparse_mla::cpu {
+namespace sparse_mla {
 
 template <class T, class Extents>
 using StridedView = ::cuda::std::mdspan<T, Extents, ::cuda::std::layout_stride>;
@@ -35,14 +35,9 @@ void require_extent(const char* name, const StridedView<T, Extents>& view, std::
 template <class T, class Extents>
 void require_contiguous_rows(const char* name, const StridedView<T, Extents>& view) {
   constexpr std::size_t kLast = Extents::rank() - 1;
-  require(view.size() == 0 || view.extent(kLast) == 1 || view.stride(kLast) == 1, name,
-          view.stride(kLast), "stride 1 along the last axis");
+  if (view.size() == 0 || view.extent(kLast) == 1 || view.stride(kLast) == 1) return;
+  throw_invalid(name, "stride " + std::to_string(view.stride(kLast)),
+                "stride 1 along the last axis");
 }
 
-/// The bf16 bit patterns at `row`.
-inline const std::uint16_t* bits(const bfloat16* row) {
-  return reinterpret_cast<const std::uint16_t*>(row);
-}
-inline std::uint16_t* bits(bfloat16* row) { return reinterpret_cast<std::uint16_t*>(row); }
-
-}  // namespace sparse_mla::cpu
+}  // namespace sparse_mla
