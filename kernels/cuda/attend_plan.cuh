@@ -124,6 +124,17 @@ __device__ inline KeyRange piece_keys(const AttendArguments& args, const ChunkMe
   return {member.first_key + key_of(item.piece), member.first_key + key_of(item.piece + 1u)};
 }
 
+/// Whether a member's rows of q, of the running partial, of keys and values are there. What is not
+/// there a device cannot refuse: it attends nothing for such a member.
+__device__ inline bool is_inside(const AttendArguments& args, const ChunkMember& member) {
+  const auto within = [](std::int64_t begin, std::int64_t count, std::int64_t size) {
+    return begin >= 0 && count >= 0 && begin + count <= size;
+  };
+  return within(member.query_start, member.query_len, args.q.extent(0)) &&
+         within(member.packed_token, member.query_len, args.out.extent(0)) &&
+         (member.num_keys == 0 || within(member.key_row, member.num_keys, args.k_pe.extent(0)));
+}
+
 /// Query tiles of a member that are alike: all but a last one with fewer rows, or that one.
 struct TileClass {
   std::int32_t row;     ///< first row of the first tile
@@ -134,7 +145,8 @@ struct TileClass {
 };
 __device__ inline TileClass tile_class(const AttendArguments& args, const AttendPlan& plan,
                                        const ChunkMember& member, bool last) {
-  const std::int32_t query_len = max(member.query_len, 0), rest = query_len % plan.tile_rows;
+  const std::int32_t query_len = is_inside(args, member) ? member.query_len : 0;
+  const std::int32_t rest = query_len % plan.tile_rows;
   TileClass tiles;
   tiles.row = last ? query_len - rest : 0;
   tiles.tiles = last ? (rest > 0 ? 1 : 0) : query_len / plan.tile_rows;
