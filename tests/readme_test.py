@@ -77,6 +77,31 @@ class Readme(unittest.TestCase):
         ]
         self.assertEqual(cells, expected)
 
+    def test_the_gpu_figures_are_the_recorded_ones(self):
+        runs = {}
+        for record in (ROOT / "bench/results/h200").glob("*.json"):
+            for run in json.loads(record.read_text())["benchmarks"]:
+                runs[re.sub(r"/(iterations:\d+|manual_time)", "", run["name"])] = run
+        ms = lambda name: runs[name]["median_us"] / 1e3
+        part = lambda name: f"{runs[name]['% of copy']:.0f} %"
+        ratio = lambda a, b: f"{ms(a):.2f} ms / {ms(b):.2f} ms, {ms(b) / ms(a):.1f}×"
+        worst, mqa = "worst_case/", "sparse_mqa/cuda_mma/prefill/"
+        expected = [
+            ratio(worst + "masked/packed", worst + "masked/equal_split"),
+            ratio(worst + "dense/packed", worst + "dense/equal_split"),
+            ratio(worst + "dense/packed", worst + "dense/equal_split_fused"),
+            f"{runs['attend/full_mask/4096x4096x128']['TFLOP/s']:.0f}",
+            f"{ms('attend/full_mask/513x60000x16'):.2f} ms",
+            part("merge/tokens:8192/heads:128/fp32"),
+            part("gather/rows:131072/bf16"),
+            part("build_masks/rows:16384/keys:32768/ascending"),
+            f"{ms(mqa + '128_heads/4096x32768/random'):.1f} ms / "
+            f"{ms(mqa + '16_heads/4096x32768/random'):.1f} ms",
+            f"{runs['indexer_scores/ragged/4096x32768']['TFLOP/s']:.0f}",
+        ]
+        section = README.split("## How fast on an H200")[1].split("## ")[0]
+        self.assertEqual(re.findall(r"^\| .* \| ([\d.].*) \|$", section, re.M), expected)
+
     def test_the_worst_case(self):
         plan = json.loads(
             run("plan", "--spec", "q513s60513_31q513s529", "--block", "16", "--json").stdout
