@@ -1,7 +1,5 @@
-// More rows than a grid's second axis has (65,535), and offsets past 2^31 elements.
-#include <array>
+// More rows than a grid's second axis has (65,535).
 #include <cmath>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -16,13 +14,10 @@
 #include "sparse_mla/select.h"
 
 #include "tests/support/run_entry.h"
-#include "tests/support/select_oracle.h"
 
 namespace sparse_mla {
 namespace {
 
-using support::DeviceMemory;
-using support::DeviceStream;
 using support::run_entry;
 using support::same_bits;
 
@@ -285,139 +280,6 @@ TEST(CudaManyRows, Merge) {
     for (std::size_t i = 0; i < got.size(); ++i)
       ASSERT_NEAR(got[i], expected[i], 4e-6 * (1 + std::abs(expected[i]))) << entry << ' ' << i;
   }
-}
-
-// ---- offsets past 2^31 elements, in device memory that no host copy mirrors
-
-template <class T>
-void put(const DeviceMemory& memory, std::int64_t element, const std::vector<T>& values) {
-  support::copy_to_device(memory.data() + element * static_cast<std::int64_t>(sizeof(T)),
-                          values.data(), values.size() * sizeof(T));
-}
-
-template <class T>
-std::vector<T> take(const DeviceMemory& memory, std::int64_t element, std::int64_t count) {
-  std::vector<T> values(static_cast<std::size_t>(count));
-  support::copy_to_host(values.data(),
-                        memory.data() + element * static_cast<std::int64_t>(sizeof(T)),
-                        values.size() * sizeof(T));
-  return values;
-}
-
-template <class T>
-DeviceMemory on_device(const std::vector<T>& values) {
-  DeviceMemory memory(values.size() * sizeof(T));
-  put(memory, 0, values);
-  return memory;
-}
-
-template <class Problem, class Call>
-void run_entries(const Operation<Problem, Call>& operation, const Problem& problem,
-                 const Call& call, const std::function<void(const std::string&)>& check) {
-  const DeviceStream stream;
-  for (const auto& entry : operation.entries()) {
-    if (entry.backend != Backend::cuda || !entry.why_not(problem).empty()) continue;
-    const DeviceMemory workspace(entry.workspace_bytes(problem));
-    operation.run(entry, problem, call, workspace.span(), stream.get());
-    stream.synchronize();
-    check(entry.name);
-  }
-}
-
-constexpr std::int64_t kFar = (std::int64_t{1} << 31) + 4096;  // elements
-
-TEST(CudaFarOffsets, SelectReadsAndWritesPast2To31) {
-  constexpr int kLen = 5000, kPicks = 300;
-  const DeviceMemory scores((kFar + kLen) * 4), out((kFar + kPicks) * 4);
-  const auto first = floats(kLen, 20), second = floats(kLen, 21);
-  put(scores, 0, first);
-  put(scores, kFar, second);
-  SelectProblem problem{2, kLen, kPicks};
-  problem.order = SelectOrder::by_value;
-  SelectCall call;
-  call.scores = {scores.data(), ScoreType::f32, 2, kLen, kFar, nullptr};
-  call.indices = strided(reinterpret_cast<std::int32_t*>(out.data()),
-                         std::array<std::int64_t, 2>{2, kPicks}, {kFar, 1});
-  run_entries(select_operation(), problem, call, [&](const std::string& entry) {
-    EXPECT_EQ(take<std::int32_t>(out, 0, kPicks), support::select_oracle(first, 0, kLen, kPicks))
-        << entry;
-    EXPECT_EQ(take<std::int32_t>(out, kFar, kPicks),
-              support::select_oracle(second, 0, kLen, kPicks))
-        << entry;
-  });
-}
-
-TEST(CudaFarOffsets, GatherReadsAndWritesPast2To31) {
-  constexpr int kWidth = 576;
-  const std::int64_t blocks =
-      (kFar / kWidth + 64) / 64 + 1;  // the last pages lie past 2^31 numbers
-  const DeviceMemory cache_memory(blocks * 64 * kWidth * 2), rows((kFar + kWidth) * 2);
-  LatentCache cache;
-  cache.data = cache_memory.data();
-  cache.num_blocks = blocks;
-  cache.row_stride = kWidth * 2;
-  cache.block_stride = 64 * kWidth * 2;
-  const auto values = normals(64 * kWidth, 22);
-  put(cache_memory, (blocks - 1) * 64 * kWidth, values);
-  const DeviceMemory table =
-      on_device(std::vector<std::int32_t>{0, static_cast<std::int32_t>(blocks - 1)});
-  std::vector<ChunkMember> member(1);
-  member[0].first_key = 70;
-  member[0].num_keys = 2;
-  const DeviceMemory members = on_device(member);
-  GatherCall call;
-  call.cache = cache;
-  call.block_tables = contiguous(reinterpret_cast<const std::int32_t*>(table.data()), 1, 2);
-  call.members = {reinterpret_cast<const ChunkMember*>(members.data()), 1};
-  call.rows = strided(reinterpret_cast<bfloat16*>(rows.data()),
-                      std::array<std::int64_t, 2>{2, kWidth}, {kFar, 1});
-  run_entries(gather_operation(), GatherProblem{2, CacheFormat::bf16, 512, 64}, call,
-              [&](const std::string& entry) {
-                for (int r = 0; r < 2; ++r)
-                  EXPECT_TRUE(same_bits(take<bfloat16>(rows, r * kFar, kWidth),
-                                        std::vector<bfloat16>(values.begin() + (6 + r) * kWidth,
-                                                              values.begin() + (7 + r) * kWidth)))
-                      << entry << " row " << r;
-              });
-}
-
-TEST(CudaFarOffsets, MergeOfMoreThan2To31Elements) {
-  constexpr std::int64_t kRows = 140000, kHeads = 128, kWidth = 128;
-  constexpr std::int64_t kRowElements = kHeads * kWidth;
-  static_assert(kRows * kRowElements > kFar);
-  const DeviceMemory a(kRows * kRowElements * 4), b(kRows * kRowElements * 4);
-  const DeviceMemory lse(kRows * kHeads * 4), out(kRows * kRowElements * 2);
-  support::fill_device(a.data(), 0, a.size());
-  support::fill_device(b.data(), 0, b.size());
-  support::fill_device(lse.data(), 0, lse.size());
-  const std::int64_t probes[] = {0, 131071, 131072, kRows - 1};
-  for (const std::int64_t row : probes) {
-    put(a, row * kRowElements, floats(kRowElements, 30 + row));
-    put(b, row * kRowElements, floats(kRowElements, 31 + row));
-  }
-  MergeCall call;
-  const auto view = [&](const DeviceMemory& memory) {
-    return contiguous(reinterpret_cast<const float*>(memory.data()), kRows, kHeads, kWidth);
-  };
-  const auto lse_view = contiguous(reinterpret_cast<const float*>(lse.data()), kHeads, kRows);
-  const DeviceMemory lse_out(kRows * kHeads * 4);
-  call.a = {view(a), lse_view};
-  call.b = {view(b), lse_view};
-  call.out_bf16 = contiguous(reinterpret_cast<bfloat16*>(out.data()), kRows, kHeads, kWidth);
-  call.lse = contiguous(reinterpret_cast<float*>(lse_out.data()), kHeads, kRows);
-  run_entries(
-      merge_operation(),
-      MergeProblem{static_cast<int>(kHeads), static_cast<int>(kWidth), kRows, OutputType::bf16},
-      call, [&](const std::string& entry) {
-        for (const std::int64_t row : probes) {
-          const auto got = take<bfloat16>(out, row * kRowElements, kRowElements);
-          const auto left = floats(kRowElements, 30 + row), right = floats(kRowElements, 31 + row);
-          for (std::int64_t i = 0; i < kRowElements; ++i)
-            ASSERT_NEAR(__bfloat162float(got[i]), (left[i] + right[i]) / 2,
-                        4e-3 * std::abs(left[i] + right[i]) + 1e-6)
-                << entry << " row " << row << ' ' << i;
-        }
-      });
 }
 
 }  // namespace
