@@ -365,13 +365,16 @@ void BatchMetadata::build_arena(const Limits& limits, std::span<const std::int32
   std::int32_t* request_of_token = place(sections_.request_of_token);
   std::int32_t* keys_of_token = place(sections_.keys_of_token);
   std::int32_t token = 0;
-  for (std::int32_t i = 0; i < num_requests_ && options_.padded_query_len > 0; ++i)
-    for (std::int32_t j = 0; j < options_.padded_query_len; ++j, ++token) {
+  if (options_.padded_query_len > 0) {
+    for (; token < num_tokens_; ++token) {
+      const std::int32_t i = token / options_.padded_query_len;
+      const std::int32_t j = token % options_.padded_query_len;
       decode[token] = token;
       request_of_token[token] = i;
       keys_of_token[token] = j < query_lens[i] ? context_lens[i] + j + 1 : 0;
     }
-  if (options_.padded_query_len > 0) return;
+    return;
+  }
   for (std::int32_t i = 0; i < num_requests_; ++i) {
     const std::int32_t query_len = query_lens[i], context_len = context_lens[i];
     std::int32_t*& list = query_len <= limits.decode_threshold ? decode : prefill;

@@ -254,12 +254,6 @@ double weight_rounding(const std::string& entry, bool two_terms) {
   return entry != "cuda_mma" ? 0 : two_terms ? 0x1p-16 : 0x1p-8;
 }
 
-bool serves(const std::string& name, const AttendProblem& problem) {
-  for (const auto& entry : attend_operation().entries())
-    if (entry.name == name) return entry.why_not(problem).empty();
-  return false;
-}
-
 using EntryAndProblem = std::tuple<std::string, AttendTest>;
 class Attend : public testing::TestWithParam<EntryAndProblem> {};
 
@@ -512,7 +506,8 @@ std::vector<EntryAndProblem> entries_and_problems() {
   std::vector<EntryAndProblem> list;
   for (const std::string& entry : support::usable_entries(attend_operation()))
     for (const AttendTest& p : problems())
-      if (serves(entry, {p.heads, p.nope, p.rope, p.value, p.mode})) list.emplace_back(entry, p);
+      if (support::serves(attend_operation(), entry, {p.heads, p.nope, p.rope, p.value, p.mode}))
+        list.emplace_back(entry, p);
   return list;
 }
 
@@ -570,7 +565,8 @@ TEST_P(AttendEntry, RefusesBadArgumentsBeforeWriting) {
   const auto refuses = [&](const std::string& text, auto spoil) {
     AttendData data(p);
     spoil(data);
-    if (!serves(GetParam(), data.problem)) return;  // it is refused before the entry sees it
+    if (!support::serves(attend_operation(), GetParam(), data.problem))
+      return;  // it is refused before the entry sees it
     try {
       run_entry(attend_operation(), GetParam(), data.problem, data.call);
       ADD_FAILURE() << "accepted: " << text;

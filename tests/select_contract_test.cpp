@@ -292,32 +292,29 @@ class Reservation {
 };
 
 TEST_P(SelectContract, R13RowsBeyondTwoToTheThirtyOneElements) {
-  if (on_device()) return;  // cuda_large_test, in memory of its own
-  constexpr std::int64_t kStride = (std::int64_t{1} << 30) + 7, kRows = 5, kLen = 3000;
+  // A device gets a copy of it all: near rows. Far ones: CudaFarOffsets, in memory of its own.
+  constexpr std::int64_t kRows = 5, kLen = 3000;
+  const std::int64_t stride = on_device() ? kLen + 7 : (std::int64_t{1} << 30) + 7;
   constexpr int kPicks = 40;
-  const Reservation scores(static_cast<std::size_t>(kRows * kStride) * sizeof(float));
-  const Reservation outputs(static_cast<std::size_t>(kRows * kStride) * sizeof(std::int32_t));
+  const Reservation scores(static_cast<std::size_t>(kRows * stride) * sizeof(float));
+  const Reservation outputs(static_cast<std::size_t>(kRows * stride) * sizeof(std::int32_t));
   if (!scores.valid() || !outputs.valid()) GTEST_SKIP() << "no 40 GB of address space";
   std::array<std::int64_t, kRows> offsets{};
   for (std::int64_t r = 0; r < kRows; ++r) {
-    offsets[static_cast<std::size_t>(r)] = (kRows - 1 - r) * kStride;
-    support::fill_scores(ScoreData::normal, {scores.as<float>() + r * kStride, kLen}, 47,
+    offsets[static_cast<std::size_t>(r)] = (kRows - 1 - r) * stride;
+    support::fill_scores(ScoreData::normal, {scores.as<float>() + r * stride, kLen}, 47,
                          static_cast<std::uint64_t>(r));
   }
   for (const bool ragged : {false, true}) {
     SelectCall call;
-    call.scores = {scores.as<float>(),
-                   ScoreType::f32,
-                   kRows,
-                   kLen,
-                   kStride,
-                   ragged ? offsets.data() : nullptr};
+    call.scores = {
+        scores.as<float>(), ScoreType::f32, kRows, kLen, stride, ragged ? offsets.data() : nullptr};
     call.indices = strided(outputs.as<std::int32_t>(), std::array<std::int64_t, 2>{kRows, kPicks},
-                           {kStride, 1});
+                           {stride, 1});
     run(call, problem_of(call, TieBreak::lowest_index, SelectOrder::by_value));
     for (std::int64_t r = 0; r < kRows; ++r) {
-      const std::int64_t offset = ragged ? offsets[static_cast<std::size_t>(r)] : r * kStride;
-      const std::int32_t* const got = outputs.as<std::int32_t>() + r * kStride;
+      const std::int64_t offset = ragged ? offsets[static_cast<std::size_t>(r)] : r * stride;
+      const std::int32_t* const got = outputs.as<std::int32_t>() + r * stride;
       EXPECT_EQ(std::vector(got, got + kPicks),
                 support::select_oracle({scores.as<float>() + offset, kLen}, 0, kLen, kPicks))
           << "row " << r << (ragged ? ", row_offsets" : ", row_stride");

@@ -11,6 +11,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "sparse_mla/operation.h"
@@ -123,6 +124,15 @@ void run_fastest(const Operation<Problem, Call>& operation, const Problem& probl
   Dispatch dispatch;
   dispatch.backend = backend_under_test().value_or(Backend::cpu);
   run_entry(operation, operation.choose(problem, dispatch).name, problem, call);
+}
+
+/// Whether the entry of that name can run `problem`: some are made for certain widths.
+template <class Problem, class Call>
+bool serves(const Operation<Problem, Call>& operation, const std::string& name,
+            const std::type_identity_t<Problem>& problem) {
+  for (const auto& entry : operation.entries())
+    if (entry.name == name) return entry.why_not(problem).empty();
+  throw std::invalid_argument("entry: got " + name + ", expected one of " + operation.name());
 }
 
 /// Whether an entry can look at a call's lists (slots, pages, counts) and refuse them: those of the
