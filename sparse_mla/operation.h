@@ -1,7 +1,8 @@
 /// One registry per operation and no second dispatch.
 ///
 /// An operation (select, attend, sparse_mqa, …) owns an ordered list of entries, fastest first, the
-/// scalar reference last. `choose` takes the first entry that has nothing against the problem. A
+/// scalar reference last. `choose` takes the first entry that has nothing against the problem;
+/// where no order is right for all problems, entries say which they had rather leave to others. A
 /// backend is a filter on that list; a force names one entry and, if it cannot be met, throws with
 /// the entry's reason. (oneDNN's implementation lists and simdjson's implementation selection work
 /// this way.)
@@ -48,7 +49,7 @@ struct EntryReport {
   std::string name;
   Backend backend = Backend::cpu;
   std::string summary;  ///< one line: the method
-  std::string why_not;  ///< empty = usable for the problem
+  std::string why_not;  ///< empty = usable for the problem and not worse than another
   bool chosen = false;
 };
 
@@ -71,6 +72,9 @@ struct Entry {
   /// threads as `workspace` has scratch for: OpenMP's limit may have changed since it was counted.
   void (*run)(const Problem& problem, const Call& call, std::span<std::byte> workspace,
               Stream stream);
+  /// Optional: why a problem that this entry can serve is better left to another one; empty = it is
+  /// not. Such an entry is chosen where it is forced or no other can serve.
+  std::string (*why_rather_not)(const Problem& problem) = nullptr;
 };
 
 /// Immutable after construction; safe to use from several threads.
@@ -89,12 +93,18 @@ class Operation {
   const EntryType& choose(const Problem& problem, const Dispatch& dispatch) const {
     const auto forced = dispatch.forced.find(name_);
     std::string reasons;
+    const EntryType* unwilling = nullptr;
     for (const EntryType& entry : entries_) {
       if (forced != dispatch.forced.end() && forced->second != entry.name) continue;
       const std::string reason = objection(entry, problem, dispatch);
-      if (reason.empty()) return entry;
-      reasons += std::string(reasons.empty() ? "" : "; ") + entry.name + ": " + reason;
+      if (!reason.empty())
+        reasons += std::string(reasons.empty() ? "" : "; ") + entry.name + ": " + reason;
+      else if (forced != dispatch.forced.end() || preference(entry, problem).empty())
+        return entry;
+      else if (unwilling == nullptr)
+        unwilling = &entry;
     }
+    if (unwilling != nullptr) return *unwilling;
     if (reasons.empty()) reasons = "no such entry";
     throw std::invalid_argument(forced != dispatch.forced.end()
                                     ? "force " + name_ + ":" + forced->second + ": " + reasons
@@ -104,14 +114,17 @@ class Operation {
   OperationReport explain(const Problem& problem, const Dispatch& dispatch) const {
     OperationReport report{name_, {}};
     const auto forced = dispatch.forced.find(name_);
-    bool found = false;
+    const EntryType* chosen = nullptr;
+    try {
+      chosen = &choose(problem, dispatch);
+    } catch (const std::invalid_argument&) {  // the lines below say why
+    }
     for (const EntryType& entry : entries_) {
       EntryReport line{entry.name, entry.backend, entry.summary,
-                       objection(entry, problem, dispatch), false};
+                       objection(entry, problem, dispatch), &entry == chosen};
       if (line.why_not.empty() && forced != dispatch.forced.end() && forced->second != entry.name)
         line.why_not = "another entry is forced: " + forced->second;
-      line.chosen = line.why_not.empty() && !found;
-      found = found || line.chosen;
+      if (line.why_not.empty() && !line.chosen) line.why_not = preference(entry, problem);
       report.entries.push_back(std::move(line));
     }
     return report;
@@ -140,6 +153,9 @@ class Operation {
     if (dispatch.backend && *dispatch.backend != entry.backend)
       return "belongs to backend " + to_string(entry.backend);
     return entry.why_not(problem);
+  }
+  static std::string preference(const EntryType& entry, const Problem& problem) {
+    return entry.why_rather_not == nullptr ? "" : entry.why_rather_not(problem);
   }
 
   std::string name_;

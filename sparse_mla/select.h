@@ -34,6 +34,8 @@ struct SelectProblem {
   ScoreType score_type = ScoreType::f32;
   TieBreak tie = TieBreak::lowest_index;
   SelectOrder order = SelectOrder::unspecified;
+  /// Calls bring hints. A hint never changes what is selected, only how fast.
+  bool hinted = false;
 };
 
 /// Rows of scores. Row r starts at data + (row_offsets ? row_offsets[r] : r · row_stride) elements.
@@ -46,6 +48,18 @@ struct ScoreRows {
   const std::int64_t* row_offsets = nullptr;  ///< [num_rows] elements; null: row_stride
 };
 
+/// Cache slots beside the indices, in the same launch. Pick p of row r (relative to the row's
+/// start, as in `indices`) becomes block_tables[request_of_row[r], p / block_size] · block_size +
+/// p % block_size, and −1 where the table has no such column or names no block of [0, num_blocks).
+struct SlotMap {
+  View2<const std::int32_t> block_tables;  ///< [num_requests, max_blocks]
+  /// [num_rows]; −1 or beyond the table: every slot −1. null: row r belongs to request r
+  const std::int32_t* request_of_row = nullptr;
+  std::int32_t block_size = 0;  ///< tokens, ≥ 1
+  std::int64_t num_blocks = 0;  ///< of the cache: num_blocks · block_size ≤ 2^31
+  View2<std::int32_t> slots;    ///< [num_rows, k] ← the slot of each index, then −1
+};
+
 struct SelectCall {
   ScoreRows scores;
   /// [num_rows] the candidates of row r are [starts[r], ends[r]) clamped to [0, row_len); a
@@ -56,8 +70,14 @@ struct SelectCall {
   /// element is written.
   View2<std::int32_t> indices;
   View2<float> values;  ///< optional [num_rows, k] ← the scores, padded with −inf
-  /// [num_rows] row of `indices` (and `values`) that row r writes, all distinct; null: row r
+  SlotMap slot_map;     ///< optional: used where slot_map.slots has data
+  /// [num_rows] row of `indices` (and `values`, `slots`, `hints`) that belongs to row r, all
+  /// distinct; null: row r
   const std::int32_t* out_rows = nullptr;
+  /// [num_rows, any] where the problem is hinted: indices that are likely to be selected, such as
+  /// the previous decode step's. May hold anything, −1 and indices outside of the row included, and
+  /// may be `indices` itself.
+  View2<const std::int32_t> hints;
 };
 
 const Operation<SelectProblem, SelectCall>& select_operation();

@@ -303,7 +303,8 @@ TEST(CudaFarOffsets, MapSlotsToNumbersNear2To31) {
 
 constexpr std::int64_t kMaxWords = kFar + 4096;  // a bound of the tests' masks
 
-/// Two members' masks, each member's words and tile lists in a block of their own.
+/// Two members' masks, each member's words and tile lists in a block of their own; their query
+/// tiles are numbered through, as the layout wants.
 struct Masks {
   MaskLayout layout;
   Blocks<std::uint32_t> words;
@@ -313,12 +314,11 @@ struct Masks {
   Masks(Place place, const std::vector<ChunkMember>& chunk)
       : layout(plan_masks(chunk, MaskScope::global, {})),
         words(place, 2, layout.num_words),
-        counts(place, 2, layout.num_tile_counts),
+        counts(Place::near, 1, layout.num_tile_counts),
         ids(place, 2, layout.num_tile_ids) {
     layout.members[0].word_offset = 0;
     layout.members[1].word_offset = words.stride();
     layout.members[1].tile_offset = ids.stride();
-    layout.members[1].tile_count_offset = counts.stride();
     members = on_device(layout.members);
   }
   MaskView view() const {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <map>
 #include <mutex>
 
@@ -137,12 +138,15 @@ const cublasLtMatmulAlgo_t& algorithm_of(Context& here, const BlasProduct& p) {
 /// What the alignment of every row asks of the lengths of one.
 bool suitable_lengths(const BlasProduct& p) { return p.depth % 8 == 0 && p.columns % 8 == 0; }
 
-/// Rows of `columns` elements that start on 16-byte boundaries and do not overlap.
+/// Rows of `columns` elements that start on 16-byte boundaries and do not overlap, with strides
+/// that the library takes: it knows no kernel for those beyond 2^31 elements.
 template <class T>
 bool suits(const T* data, const BlasMatrix& matrix, std::int64_t rows, std::int64_t columns) {
-  return matrix.batch_stride >= 0 && aligned(data, kAlignment, {matrix.batch_stride}) &&
-         (rows <= 1 ||
-          (matrix.row_stride >= columns && aligned(data, kAlignment, {matrix.row_stride})));
+  constexpr std::int64_t kMaxStride = std::numeric_limits<std::int32_t>::max();
+  return matrix.batch_stride >= 0 && matrix.batch_stride <= kMaxStride &&
+         aligned(data, kAlignment, {matrix.batch_stride}) &&
+         (rows <= 1 || (matrix.row_stride >= columns && matrix.row_stride <= kMaxStride &&
+                        aligned(data, kAlignment, {matrix.row_stride})));
 }
 
 }  // namespace
