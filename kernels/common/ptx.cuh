@@ -1,5 +1,5 @@
 /// PTX instructions, one wrapper each (PTX ISA 9.0: "Asynchronous copy", "Warp-level matrix
-/// instructions"). Compute capability 8.0 and up.
+/// instructions"). Compute capability 8.0 and up, clusters 9.0.
 #pragma once
 
 #include <cstdint>
@@ -36,6 +36,16 @@ __device__ inline void store_shared_16(std::uint32_t shared, const std::uint32_t
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(value[0]),
                "r"(value[1]), "r"(value[2]), "r"(value[3])
                : "memory");
+}
+
+/// 16 bytes to registers, 16-byte aligned.
+__device__ inline uint4 load_shared_16(std::uint32_t shared) {
+  uint4 value;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(shared)
+               : "memory");
+  return value;
 }
 
 /// Ors `bits` into a 4-byte aligned word of shared memory, atomically.
@@ -139,5 +149,15 @@ __device__ inline std::uint32_t pack_bf16_rest(float low, float high) {
   return pack_bf16(low - __uint_as_float(packed << 16),
                    high - __uint_as_float(packed & 0xFFFF0000u));
 }
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+/// The barrier of a cluster's blocks in two halves, for all of their threads; it orders memory.
+__device__ inline void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
+}
+__device__ inline void cluster_wait() {
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+}
+#endif
 
 }  // namespace sparse_mla::ptx

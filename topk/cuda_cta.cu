@@ -1,0 +1,183 @@
+// Selector "cuda_cta": short rows, one thread block per row, the row in its threads' registers.
+//
+//   row (global) ──▶ T × V keys in registers ──select_in_block──▶ selected bits ──compact──▶ picks
+//
+// The row is read once and nothing of it is written but the histogram: about 2 µs of latency at
+// 8,192 scores, most of it barriers. Thread t holds neighbours, so that picks ascend. How keys are
+// selected is in block_select.cuh.
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "kernels/cuda/device.h"
+#include "topk/block_select.cuh"
+#include "topk/cuda_algorithms.h"
+#include "topk/device_rows.cuh"
+#include "topk/order_by_value.cuh"
+#include "topk/select_checks.h"
+
+namespace sparse_mla::cuda {
+namespace {
+
+/// A block's threads and the keys of each. Keys above 16 a thread would not leave 1,024 threads
+/// the registers to work with.
+struct Shape {
+  int threads, keys;
+};
+constexpr Shape kShapes[] = {{512, 8}, {512, 16}, {1024, 8}, {1024, 16}};
+constexpr std::int64_t max_row_len() { return 16384; }
+
+/// The block for rows of up to `row_len` scores. Rows of 8,192: 1,024 threads finish one sooner,
+/// but where SMs have several rows each, two blocks of 512 share an SM and one works while the
+/// other waits at a barrier.
+constexpr Shape shape_for(std::int64_t rows, std::int64_t row_len, int num_sms) {
+  if (row_len <= 4096) return kShapes[0];
+  if (row_len <= 8192) return rows > 2 * std::int64_t{num_sms} ? kShapes[1] : kShapes[2];
+  return kShapes[3];
+}
+
+struct Settings {
+  int k;
+  std::int64_t max_row_len;
+  bool by_value;
+  std::uint64_t* ranks;  // [grid, ranks_stride] in the workspace, for by_value
+  std::int64_t ranks_stride;
+};
+
+/// The V keys from element `first` on; kNanKey behind the row's end.
+template <class Element, int V>
+__device__ void load_keys(const std::byte* row, std::int32_t len, std::int32_t first,
+                          std::uint32_t (&key)[V]) {
+  constexpr int kVector = static_cast<int>(16 / Element::kBytes);
+  if (reinterpret_cast<std::uintptr_t>(row) % 16 == 0 && first + V <= len) {
+#pragma unroll
+    for (int v = 0; v < V / kVector; ++v) {
+      const uint4 raw =
+          __ldg(reinterpret_cast<const uint4*>(row + std::int64_t{first} * Element::kBytes) + v);
+      const std::uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+      for (int i = 0; i < kVector; ++i)
+        key[v * kVector + i] = topk::ordered_key(
+            kVector == 4 ? words[i]
+                         : (i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xFFFF0000u));
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < V; ++i)
+      key[i] = first + i < len ? topk::ordered_key(Element::bits(row, first + i)) : topk::kNanKey;
+  }
+}
+
+template <class Element, int T, int V>
+__global__ void __launch_bounds__(T, 1024 / T)
+    cta_kernel(const __grid_constant__ SelectCall call, const __grid_constant__ Settings settings) {
+  static_assert(V % static_cast<int>(16 / Element::kBytes) == 0);
+  __shared__ BlockShared shared;
+  for (std::int64_t r = blockIdx.x; r < call.scores.num_rows; r += gridDim.x) {
+    const DeviceRow row = row_of<Element>(call, settings.max_row_len, r);
+    if (row.out_row < 0) continue;
+    const PickWriter writer(call, r, row.out_row);
+    const std::int32_t count = min(row.len, settings.k);
+    const bool extras = !settings.by_value;  // else when the picks are in order
+    const auto put = [&](std::int32_t place, std::int32_t index) {
+      if (extras)
+        writer.put(place, index, writer.wants_values() ? Element::bits(row.scores, index) : 0);
+      else
+        writer.indices()[place] = index;
+    };
+    if (row.len <= settings.k) {
+      for (std::int32_t j = threadIdx.x; j < count; j += T) put(j, j);
+    } else {
+      const std::int32_t first = static_cast<int>(threadIdx.x) * V;
+      std::uint32_t key[V];
+      load_keys<Element, V>(row.scores, row.len, first, key);
+      Block<T> block(shared);
+      const Selected selected = select_in_block(block, key, static_cast<std::uint32_t>(settings.k));
+      compact(block, selected, [&](std::uint32_t place, int i) {
+        put(static_cast<std::int32_t>(place), first + i);
+      });
+    }
+    if (settings.by_value) {
+      order_by_value<Element>(row.scores, writer.indices(), count,
+                              settings.ranks + std::int64_t{blockIdx.x} * settings.ranks_stride);
+      put_extras<Element>(writer, row.scores, count);
+    }
+    writer.pad(count, settings.k, static_cast<int>(threadIdx.x), T);
+    __syncthreads();  // the next row uses the same shared memory
+  }
+}
+
+/// Picks by value are sorted in the workspace, by four blocks per SM.
+std::int64_t sorting_blocks(const SelectProblem& problem) {
+  return std::min<std::int64_t>(problem.max_rows, 4 * current_device().num_sms);
+}
+std::int64_t sort_size(const SelectProblem& problem) {
+  return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(
+      std::min<std::int64_t>(problem.k, std::max<std::int64_t>(problem.max_row_len, 1)))));
+}
+std::uint64_t* carve(const SelectProblem& problem, WorkspaceCarver& carver) {
+  const bool by_value = problem.order == SelectOrder::by_value;
+  return carver.take<std::uint64_t>("select ranks",
+                                    by_value ? sorting_blocks(problem) * sort_size(problem) : 0);
+}
+std::size_t workspace_bytes(const SelectProblem& problem) {
+  topk::validate(problem);
+  WorkspaceCarver counter;
+  carve(problem, counter);
+  return counter.bytes();
+}
+
+template <class Element>
+void launch(const SelectProblem& problem, const SelectCall& call, std::span<std::byte> workspace,
+            Stream stream) {
+  const std::int64_t rows = call.scores.num_rows;
+  const std::int64_t row_len = std::min(call.scores.row_len, problem.max_row_len);
+  Settings settings{problem.k, problem.max_row_len, problem.order == SelectOrder::by_value, nullptr,
+                    0};
+  std::int64_t grid = std::min<std::int64_t>(rows, 1 << 20);
+  if (settings.by_value) {
+    WorkspaceCarver carver(workspace);
+    settings.ranks = carve(problem, carver);
+    settings.ranks_stride = sort_size(problem);
+    grid = std::min(grid, sorting_blocks(problem));
+  }
+  const Shape shape = shape_for(rows, row_len, current_device().num_sms);
+  const auto blocks = static_cast<unsigned>(grid);
+  if (shape.threads == 512 && shape.keys == 8)
+    cta_kernel<Element, 512, 8><<<blocks, 512, 0, stream>>>(call, settings);
+  else if (shape.threads == 512)
+    cta_kernel<Element, 512, 16><<<blocks, 512, 0, stream>>>(call, settings);
+  else if (shape.keys == 8)
+    cta_kernel<Element, 1024, 8><<<blocks, 1024, 0, stream>>>(call, settings);
+  else
+    cta_kernel<Element, 1024, 16><<<blocks, 1024, 0, stream>>>(call, settings);
+  check_launch("cta_kernel");
+}
+
+void run(const SelectProblem& problem, const SelectCall& call, std::span<std::byte> workspace,
+         Stream stream) {
+  topk::validate_shapes(problem, call);
+  if (call.scores.num_rows == 0) return;
+  if (problem.score_type == ScoreType::f32)
+    launch<topk::Float32>(problem, call, workspace, stream);
+  else
+    launch<topk::BFloat16>(problem, call, workspace, stream);
+}
+
+std::string why_not(const SelectProblem& problem) {
+  if (problem.max_row_len > max_row_len())
+    return "max_row_len: got " + std::to_string(problem.max_row_len) + ", expected at most " +
+           std::to_string(max_row_len()) + ", which one block holds in registers";
+  return why_no_device();
+}
+
+}  // namespace
+
+Entry<SelectProblem, SelectCall> cuda_cta_entry() {
+  return {"cuda_cta", Backend::cuda,   "a row in the registers of one block",
+          why_not,    workspace_bytes, run};
+}
+
+}  // namespace sparse_mla::cuda

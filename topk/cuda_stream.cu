@@ -1,0 +1,75 @@
+// Selector "cuda_stream": many long rows, one thread block per row, each score read once.
+//
+// Tile: T × 64 bytes of a row at a time, T = 512. Two blocks or more share an SM, so that one
+// streams while another looks for its threshold or selects among its survivors. How: see
+// stream_select.cuh.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "kernels/cuda/device.h"
+#include "topk/cuda_algorithms.h"
+#include "topk/select_checks.h"
+#include "topk/stream_select.cuh"
+
+namespace sparse_mla::cuda {
+namespace {
+
+/// 512 threads at 64 registers: two blocks fill an SM's register file.
+constexpr int kThreads = 512;
+
+template <class Element>
+__global__ void __launch_bounds__(kThreads, 2)
+    stream_kernel(const __grid_constant__ SelectCall call,
+                  const __grid_constant__ StreamSettings settings) {
+  extern __shared__ __align__(16) std::byte dynamic[];
+  __shared__ BlockShared shared;
+  __shared__ ClusterShared alone;
+  for (std::int64_t r = blockIdx.x; r < call.scores.num_rows; r += gridDim.x) {
+    stream_row<Element, kThreads, false>(call, settings, r, shared, alone, dynamic);
+    __syncthreads();  // the next row uses the same shared memory
+  }
+}
+
+template <class Element>
+void launch(const SelectProblem& problem, const SelectCall& call, Stream stream) {
+  const StreamSettings settings{problem.k, problem.max_row_len,
+                                problem.order == SelectOrder::by_value};
+  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(call.scores.num_rows, 1 << 20));
+  allow_shared(stream_kernel<Element>, kStreamBytes<kThreads>);
+  stream_kernel<Element><<<blocks, kThreads, kStreamBytes<kThreads>, stream>>>(call, settings);
+  check_launch("stream_kernel");
+}
+
+void run(const SelectProblem& problem, const SelectCall& call, std::span<std::byte>,
+         Stream stream) {
+  topk::validate_shapes(problem, call);
+  if (call.scores.num_rows == 0) return;
+  if (problem.score_type == ScoreType::f32)
+    launch<topk::Float32>(problem, call, stream);
+  else
+    launch<topk::BFloat16>(problem, call, stream);
+}
+
+std::string why_not(const SelectProblem& problem) {
+  if (problem.k > max_streamed_k())
+    return "k: got " + std::to_string(problem.k) + ", expected at most " +
+           std::to_string(max_streamed_k()) + ", half of a block's survivors";
+  return why_no_device();
+}
+
+std::size_t workspace_bytes(const SelectProblem& problem) {
+  topk::validate(problem);
+  return 0;
+}
+
+}  // namespace
+
+Entry<SelectProblem, SelectCall> cuda_stream_entry() {
+  return {
+      "cuda_stream", Backend::cuda,   "a block per row: one reading against a sampled threshold",
+      why_not,       workspace_bytes, run};
+}
+
+}  // namespace sparse_mla::cuda

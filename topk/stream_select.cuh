@@ -1,0 +1,548 @@
+/// Selection from long rows in one reading: what the selectors "cuda_stream" (one block per row),
+/// "cuda_cluster" (a thread block cluster per row) and "cuda_hinted" are made of.
+///
+///   sample of the row, or hints ──▶ threshold (a score that some more than k are expected to
+///   reach) row (global) ──stream, score ≥ threshold──▶ survivors (shared memory, by ascending
+///   index) survivors of all blocks ──distributed shared memory──▶ leader ──select_in_block──▶
+///   picks
+///
+/// Roles: each block of a cluster streams its own contiguous part of the row, a tile of T × 64
+/// bytes at a time, the next tile's loads in flight; one block-wide sum per tile gives survivors
+/// their places, so that they lie in order of index whatever the timing. Then blocks tell each
+/// other how many they have and push them behind the leader's own; the leader (rank 0) selects
+/// among them. Every block computes the threshold from the same sample: nothing is exchanged for
+/// it.
+///
+/// No score can be lost. A full buffer is cut back to its k best, and from then on only scores
+/// above the worst of those get in (equal ones come later in the row and lose the tie). Survivors
+/// of all blocks that do not fit the leader's buffer are streamed through it in the same way. Fewer
+/// than k survivors – the sample or the hints misled – make the blocks stream their parts once more
+/// without a threshold. Once k have come in, an equal of the threshold would lose the tie, so it
+/// rises by one step: rows with thousands of equal scores do not fill the buffer.
+///
+/// Sampling a threshold and filtering by it goes back to Floyd and Rivest, "Expected time bounds
+/// for selection" (CACM 1975).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <cooperative_groups.h>
+
+#include "kernels/common/ptx.cuh"
+#include "topk/block_select.cuh"
+#include "topk/device_rows.cuh"
+#include "topk/order_by_value.cuh"
+
+namespace sparse_mla::cuda {
+
+/// Survivors that a block holds for each of its threads, 8 bytes each. 1,024 threads: 8,192, 64 KB;
+/// 512 threads: 6,144, 48 KB, so that four such blocks share an SM of 227 KB. Both stay within the
+/// 99 KB of the smaller cards.
+template <int T>
+inline constexpr int kSurvivorsPerThread = T == 1024 ? 8 : 12;
+template <int T>
+inline constexpr int kMaxSurvivors = T* kSurvivorsPerThread<T>;
+/// 16-byte vectors that each thread has in flight: 64 KB per SM, by 1,024 threads, are what memory
+/// needs at a latency of a microsecond to be read at 8 TB/s, more than it can give.
+inline constexpr int kVectorsPerThread = 4;
+template <int T>
+inline constexpr int kStreamBytes = 8 * kMaxSurvivors<T> + 16 * kVectorsPerThread* T;
+/// The largest k: half of the larger buffer, so that each cut frees as much as it keeps.
+constexpr int max_streamed_k() { return 4096; }
+
+/// Sampled scores of each thread.
+inline constexpr int kSampled = 8;
+
+struct StreamSettings {
+  int k;
+  std::int64_t max_row_len;
+  bool by_value;
+};
+
+/// Keys that the filter lets pass: those of at least `least`; NaNs only where that is kNanKey.
+class Filter {
+ public:
+  __device__ explicit Filter(std::uint32_t least) { set(least); }
+
+  __device__ void set(std::uint32_t least) {
+    least_ = least;
+    all_ = least == topk::kNanKey ? ~0u : 0u;
+    least_value_ = float_of(least);  // a NaN, which nothing reaches, for kNanKey
+  }
+  /// From now on greater keys than `key` alone.
+  __device__ void set_above(std::uint32_t key) { set(max(key + 1, topk::kNegativeInfinityKey)); }
+  __device__ std::uint32_t least() const { return least_; }
+  __device__ bool passes(float score) const { return score >= least_value_; }
+  /// Or'ed to the bits of passes().
+  __device__ std::uint32_t all() const { return all_; }
+
+ private:
+  std::uint32_t least_, all_;
+  float least_value_;
+};
+
+/// A row as 16-byte vectors of memory, with a few scores before the first and behind the last. Rows
+/// that are not aligned to their elements have no vectors.
+template <class Element>
+struct RowVectors {
+  static constexpr int kVector = static_cast<int>(16 / Element::kBytes);
+  const std::byte* row;
+  std::int32_t len;
+  std::int32_t head;   // index of the first vector's first score
+  std::int32_t count;  // vectors
+
+  __device__ RowVectors(const std::byte* row, std::int32_t len) : row(row), len(len) {
+    const auto odd = static_cast<std::int32_t>(reinterpret_cast<std::uintptr_t>(row) % 16);
+    const bool aligned = odd % Element::kBytes == 0;
+    head = aligned ? min((16 - odd) % 16 / static_cast<std::int32_t>(Element::kBytes), len) : len;
+    count = (len - head) / kVector;
+  }
+  __device__ std::int32_t tail() const { return head + count * kVector; }
+  __device__ std::int32_t index(std::int32_t v) const { return head + v * kVector; }
+  __device__ const uint4* address(std::int32_t v) const {
+    return reinterpret_cast<const uint4*>(row + head * Element::kBytes) + v;
+  }
+  /// The bits of element i of a vector, as of a float.
+  __device__ static std::uint32_t bits(const uint4& raw, int i) {
+    const std::uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+    if constexpr (kVector == 4)
+      return words[i];
+    else
+      return i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xFFFF0000u;
+  }
+};
+
+/// A block's survivors, by ascending index.
+struct Survivors {
+  std::uint32_t* keys;    // [max_survivors]
+  std::int32_t* indices;  // [max_survivors]
+};
+
+/// What blocks of a cluster tell each other.
+struct ClusterShared {
+  std::uint32_t counts[2][16];  // survivors of each block, by attempt
+  std::uint32_t cut_index;      // of the first survivor that found the buffer full
+};
+
+/// Thread's keys of a buffer with `filled` of them, kNanKey behind the last.
+template <int T>
+__device__ void load_survivors(const Survivors& survivors, std::uint32_t filled,
+                               std::uint32_t (&key)[kSurvivorsPerThread<T>]) {
+  constexpr int kOwn = kSurvivorsPerThread<T>;
+  static_assert(kOwn % 4 == 0);
+  const std::uint32_t first = threadIdx.x * kOwn;
+#pragma unroll
+  for (int i = 0; i < kOwn; i += 4) {
+    const uint4 raw = *reinterpret_cast<const uint4*>(survivors.keys + first + i);
+    const std::uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) key[i + j] = first + i + j < filled ? words[j] : topk::kNanKey;
+  }
+}
+
+/// Cuts a full buffer back to its k best, by ascending index; the worst one's key. Not inlined: it
+/// is rare, and its registers would be everyone's. Begins and ends with a barrier.
+template <int T>
+__device__ __noinline__ std::uint32_t cut_survivors(BlockShared& shared, Survivors survivors,
+                                                    std::uint32_t k) {
+  constexpr int kOwn = kSurvivorsPerThread<T>;
+  __syncthreads();
+  Block<T> block(shared);
+  std::uint32_t key[kOwn];
+  load_survivors<T>(survivors, kMaxSurvivors<T>, key);
+  const Selected selected = select_in_block(block, key, k);
+  std::int32_t index[kOwn];
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) index[i] = survivors.indices[threadIdx.x * kOwn + i];
+  std::uint32_t total, least = ~0u, greatest = 0;
+  const std::uint32_t before =
+      block.exclusive_sum(static_cast<std::uint32_t>(__popc(selected.above)) |
+                              static_cast<std::uint32_t>(__popc(selected.ties)) << 16,
+                          total);
+  std::uint32_t above = before & 0xFFFFu, ties = before >> 16;
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {  // all threads have read theirs before that sum's barrier
+    const bool is_above = selected.above >> i & 1, is_tie = selected.ties >> i & 1;
+    if (is_above || (is_tie && ties < selected.wanted)) {
+      const std::uint32_t at = above + min(ties, selected.wanted);
+      survivors.keys[at] = key[i];
+      survivors.indices[at] = index[i];
+      least = min(least, key[i]);
+    }
+    above += is_above;
+    ties += is_tie;
+  }
+  block.bounds(least, greatest);
+  __syncthreads();  // the caller's Block may be at the same turn
+  return least;
+}
+
+/// Streams scores through a filter into a buffer of survivors.
+template <class Element, int T>
+class RowStream {
+ public:
+  static constexpr int kCapacity = kMaxSurvivors<T>;
+  static constexpr int kLoads = kVectorsPerThread;
+  using Vectors = RowVectors<Element>;
+
+  /// `in_flight`: [kLoads, T] 16-byte vectors.
+  __device__ RowStream(Block<T>& block, ClusterShared& cluster, const Survivors& survivors,
+                       const std::byte* in_flight, std::uint32_t k, std::uint32_t least)
+      : block_(block),
+        cluster_(cluster),
+        survivors_(survivors),
+        in_flight_(ptx::shared_address(in_flight) + threadIdx.x * 16),
+        k_(k),
+        filter_(least) {}
+
+  __device__ std::uint32_t filled() const { return filled_; }
+  __device__ void set_filled(std::uint32_t filled) { filled_ = filled; }
+  /// Starts again, with a filter that lets everything pass.
+  __device__ void restart() {
+    filled_ = 0;
+    strict_ = false;
+    filter_.set(topk::kNanKey);
+  }
+
+  /// Vectors [begin, end) of a row. Their way to registers leads through shared memory, which each
+  /// thread uses for itself alone: loads in flight hold no registers, and no barrier is needed.
+  __device__ void add_vectors(const Vectors& row, std::int32_t begin, std::int32_t end) {
+    constexpr int kVector = Vectors::kVector;
+    const auto load = [&](std::int32_t tile) {
+#pragma unroll
+      for (int j = 0; j < kLoads; ++j) {
+        const std::int32_t v = vector_of(tile, j);
+        if (v < end) ptx::cp_async_16(in_flight_ + j * T * 16, row.address(v));
+      }
+      ptx::cp_async_commit();
+    };
+    load(begin);
+    std::int32_t done = -1;  // indices up to this one have been dealt with
+    for (std::int32_t tile = begin; tile < end;) {
+      raise_when_full();
+      ptx::cp_async_wait<0>();
+      uint4 raw[kLoads];
+      std::uint32_t mask = 0;
+#pragma unroll
+      for (int j = 0; j < kLoads; ++j) {
+        raw[j] = ptx::load_shared_16(in_flight_ + j * T * 16);
+        unsigned bits = 0;
+#pragma unroll
+        for (int i = 0; i < kVector; ++i)
+          bits |= static_cast<unsigned>(filter_.passes(__uint_as_float(Vectors::bits(raw[j], i))))
+                  << i;
+        bits = (bits | filter_.all()) & ((1u << kVector) - 1);
+        mask |= (vector_of(tile, j) < end ? bits : 0) << (j * kVector);
+      }
+      const std::int32_t next = end - tile > kLoads * T ? tile + kLoads * T : end;
+      if (next < end) load(next);
+      if (done >= 0) {
+#pragma unroll
+        for (int j = 0; j < kLoads; ++j)
+#pragma unroll
+          for (int i = 0; i < kVector; ++i)
+            if (row.index(vector_of(tile, j)) + i <= done) mask &= ~(1u << (j * kVector + i));
+      }
+      const bool fits = append<kLoads, kVector>(mask, [&](int j, int i) {
+        return Survivor{topk::ordered_key(Vectors::bits(raw[j], i)),
+                        row.index(vector_of(tile, j)) + i};
+      });
+      if (fits) {
+        tile = next;
+        done = -1;
+      } else {  // the rest of the tile, once there is room
+        done = make_room();
+        ptx::cp_async_wait<0>();
+        load(tile);
+      }
+    }
+  }
+
+  /// Scores [begin, end) of a row, one a thread at a time.
+  __device__ void add_scores(const std::byte* row, std::int32_t begin, std::int32_t end) {
+    add_each(end - begin, [&](std::int32_t i) {
+      return Survivor{topk::ordered_key(Element::bits(row, begin + i)), begin + i};
+    });
+  }
+  /// Another block's survivors, `count` of them, in distributed shared memory.
+  __device__ void add_survivors(const Survivors& from, std::uint32_t count) {
+    add_each(static_cast<std::int32_t>(count), [&](std::int32_t i) {
+      return Survivor{from.keys[i], from.indices[i]};
+    });
+  }
+
+ private:
+  struct Survivor {
+    std::uint32_t key;
+    std::int32_t index;
+  };
+
+  /// get(0) … get(count − 1), by ascending index.
+  template <class Get>
+  __device__ void add_each(std::int32_t count, Get get) {
+    std::int32_t done = -1;
+    for (std::int32_t tile = 0; tile < count;) {
+      raise_when_full();
+      const std::int32_t own = tile + static_cast<std::int32_t>(threadIdx.x);
+      Survivor survivor{topk::kNanKey, -1};
+      if (own < count) survivor = get(own);
+      const unsigned mask =
+          own < count && survivor.key >= filter_.least() && survivor.index > done ? 1 : 0;
+      if (append<1, 1>(mask, [&](int, int) { return survivor; })) {
+        tile = count - tile > T ? tile + T : count;
+        done = -1;
+      } else {
+        done = make_room();
+      }
+    }
+  }
+
+  /// A warp's vectors are neighbours: load j of it stands behind all of load j − 1.
+  __device__ std::int32_t vector_of(std::int32_t tile, int j) const {
+    return tile + static_cast<std::int32_t>((block_.warp * kLoads + static_cast<unsigned>(j)) * 32 +
+                                            block_.lane);
+  }
+
+  __device__ void raise_when_full() {
+    if (filled_ < k_ || strict_) return;
+    filter_.set_above(filter_.least());
+    strict_ = true;
+  }
+
+  /// Puts the survivors of `mask` – bit j·kVector + i stands for get(j, i) – behind those that are
+  /// there, in the order of (warp, j, lane, i). False where not all fit: then the buffer is full
+  /// and cut_index is the index of the first that is not in it. Begins without, ends with a barrier
+  /// only in that case.
+  template <int kTileLoads, int kVector, class Get>
+  __device__ bool append(std::uint32_t mask, Get get) {
+    // A byte of a word for each load: a warp has at most 256 survivors of one, and those before a
+    // lane are at most 248.
+    std::uint32_t own = 0;
+#pragma unroll
+    for (int j = 0; j < kTileLoads; ++j)
+      own |= static_cast<std::uint32_t>(__popc(mask >> (j * kVector) & ((1u << kVector) - 1)))
+             << (8 * j);
+    // Sums modulo 2^32: whatever carries out of a byte at the last lane is taken back by `own`.
+    const std::uint32_t before = block_.inclusive_in_warp(own) - own;
+    const std::uint32_t last_before = __shfl_sync(~0u, before, 31),
+                        last_own = __shfl_sync(~0u, own, 31);
+    std::uint32_t place[kTileLoads], of_warp = 0;
+#pragma unroll
+    for (int j = 0; j < kTileLoads; ++j) {
+      place[j] = of_warp + (before >> (8 * j) & 0xFF);
+      of_warp += (last_before >> (8 * j) & 0xFF) + (last_own >> (8 * j) & 0xFF);
+    }
+    std::uint32_t total;
+    const std::uint32_t base = filled_ + block_.sum_of_warps(of_warp, total);
+    const bool fits = total <= kCapacity - filled_;
+    if (mask != 0) {
+#pragma unroll
+      for (int j = 0; j < kTileLoads; ++j) {
+        std::uint32_t at = base + place[j];
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          if ((mask >> (j * kVector + i) & 1) == 0) continue;
+          if (at < kCapacity) {
+            const Survivor survivor = get(j, i);
+            survivors_.keys[at] = survivor.key;
+            survivors_.indices[at] = survivor.index;
+          } else if (at == kCapacity) {
+            cluster_.cut_index = static_cast<std::uint32_t>(get(j, i).index);
+          }
+          ++at;
+        }
+      }
+    }
+    filled_ = fits ? filled_ + total : kCapacity;
+    if (!fits) __syncthreads();
+    return fits;
+  }
+
+  /// Cuts the full buffer back to its k best; later only greater keys than the worst of them pass.
+  /// Returns the last index that append() has dealt with.
+  __device__ std::int32_t make_room() {
+    const auto done = static_cast<std::int32_t>(cluster_.cut_index) - 1;
+    filter_.set_above(cut_survivors<T>(block_.shared, survivors_, k_));
+    filled_ = k_;
+    strict_ = true;
+    return done;
+  }
+
+  Block<T>& block_;
+  ClusterShared& cluster_;
+  const Survivors survivors_;
+  const std::uint32_t in_flight_;  // this thread's, in shared memory
+  const std::uint32_t k_;
+  Filter filter_;
+  std::uint32_t filled_ = 0;
+  bool strict_ = false;  // equals of the last k-th are kept out
+};
+
+/// How many of a sample have to reach a score for k of the row to do so, almost surely: the
+/// `expected` number of the row's k best in the sample and five standard deviations (it is nearly
+/// Poisson's), with some more where that is small.
+__device__ inline std::uint32_t sample_rank(float expected) {
+  return static_cast<std::uint32_t>(ceilf(expected + 5 * sqrtf(expected) + 4));
+}
+
+/// A threshold from 8 (rows below 131,072: 4) scores of each thread, out of as many equal strata of
+/// the row's vectors, each at a place in its stratum that looks random. All blocks of a cluster
+/// read the same.
+template <class Element, int T>
+__device__ std::uint32_t sample_threshold(Block<T>& block, const RowVectors<Element>& row,
+                                          std::uint32_t k) {
+  constexpr int kVector = RowVectors<Element>::kVector, kLoads = kSampled / kVector;
+  const auto vectors = static_cast<std::uint32_t>(row.count);
+  constexpr std::int32_t kLongRow = 131072;
+  const int loads = row.len >= kLongRow ? kLoads : max(kLoads / 2, 1);
+  std::uint32_t key[kSampled];
+#pragma unroll
+  for (int i = 0; i < kSampled; ++i) key[i] = topk::kNanKey;
+  // Neighbouring vectors of one thread: a sector of memory is 32 bytes.
+  const std::uint32_t groups = vectors / static_cast<std::uint32_t>(loads);
+  const auto begin = static_cast<std::uint32_t>(std::uint64_t{groups} * threadIdx.x / T);
+  const auto end = static_cast<std::uint32_t>(std::uint64_t{groups} * (threadIdx.x + 1) / T);
+  std::uint32_t sampled = 0;
+  if (begin < end) {
+    const std::uint32_t scattered = threadIdx.x * 2654435769u;  // 2^32 / the golden ratio
+    const std::uint32_t group = begin + __umulhi(scattered, end - begin);
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+      if (j >= loads) continue;
+      const auto v = static_cast<std::int32_t>(group * static_cast<std::uint32_t>(loads)) + j;
+      const uint4 raw = __ldg(row.address(v));
+#pragma unroll
+      for (int i = 0; i < kVector; ++i)
+        key[j * kVector + i] = topk::ordered_key(RowVectors<Element>::bits(raw, i));
+    }
+    sampled = static_cast<std::uint32_t>(loads * kVector);
+  }
+  // Strata without a vector are those of rows shorter than the sample: every T/groups-th has one.
+  const float in_sample = static_cast<float>(
+      groups < T ? groups * loads * kVector : T * static_cast<unsigned>(loads) * kVector);
+  const std::uint32_t rank =
+      sample_rank(static_cast<float>(k) * in_sample / static_cast<float>(row.len));
+  if (static_cast<float>(rank) > in_sample / 2) return topk::kNanKey;  // nothing worth filtering
+  return threshold_in_block(block, key, rank);
+}
+
+/// Selects from row r with a cluster of blocks (kCluster) or one block.
+template <class Element, int T, bool kCluster>
+__device__ void stream_row(const SelectCall& call, const StreamSettings& settings, std::int64_t r,
+                           BlockShared& shared, ClusterShared& cluster, std::byte* dynamic) {
+  using Rows = RowStream<Element, T>;
+  const DeviceRow row = row_of<Element>(call, settings.max_row_len, r);
+  if (row.out_row < 0) return;
+  unsigned rank = 0, blocks = 1;
+#if __CUDA_ARCH__ >= 900
+  namespace cg = cooperative_groups;
+  if constexpr (kCluster) {
+    rank = cg::this_cluster().block_rank();
+    blocks = cg::this_cluster().num_blocks();
+  }
+#endif
+  const Survivors survivors{reinterpret_cast<std::uint32_t*>(dynamic),
+                            reinterpret_cast<std::int32_t*>(dynamic) + Rows::kCapacity};
+  Block<T> block(shared);
+  Selected selected;
+  if (row.len > settings.k) {  // the same for all blocks of a cluster
+#if __CUDA_ARCH__ >= 900
+    if constexpr (kCluster) ptx::cluster_arrive();  // waited for before the first remote access
+#endif
+    const auto k = static_cast<std::uint32_t>(settings.k);
+    const RowVectors<Element> vectors(row.scores, row.len);
+    const auto share = [&](unsigned b) {
+      return static_cast<std::int32_t>(std::int64_t{vectors.count} * b / blocks);
+    };
+    Rows stream(block, cluster, survivors, dynamic + 8 * Rows::kCapacity, k,
+                sample_threshold<Element, T>(block, vectors, k));
+    const auto add_part = [&] {
+#pragma unroll 1  // the code of add_scores once
+      for (int piece = 0; piece < 3; ++piece) {
+        if (piece == 1)
+          stream.add_vectors(vectors, share(rank), share(rank + 1));
+        else if (piece == 0 && rank == 0)
+          stream.add_scores(row.scores, 0, vectors.head);
+        else if (piece == 2 && rank == blocks - 1)
+          stream.add_scores(row.scores, vectors.tail(), row.len);
+      }
+    };
+    std::uint32_t total = 0, before = 0;
+    bool again;
+#pragma unroll 1
+    for (again = false;; again = true) {
+      add_part();
+      total = stream.filled();
+#if __CUDA_ARCH__ >= 900
+      if constexpr (kCluster) {
+        const auto self = cg::this_cluster();
+        if (!again) ptx::cluster_wait();
+        if (threadIdx.x < blocks)
+          *self.map_shared_rank(&cluster.counts[again][rank], threadIdx.x) = total;
+        self.sync();
+        total = before = 0;
+        for (unsigned b = 0; b < blocks; ++b) {
+          if (b < rank) before += cluster.counts[again][b];
+          total += cluster.counts[again][b];
+        }
+      }
+#endif
+      if (total >= k || again) break;  // the same for all blocks
+      stream.restart();
+    }
+#if __CUDA_ARCH__ >= 900
+    if constexpr (kCluster) {
+      const auto self = cg::this_cluster();
+      const auto of_block = [&](unsigned b) {
+        return Survivors{self.map_shared_rank(survivors.keys, b),
+                         self.map_shared_rank(survivors.indices, b)};
+      };
+      if (total <= Rows::kCapacity) {
+        const Survivors leader = of_block(0);
+        if (rank != 0)
+          for (std::uint32_t j = threadIdx.x; j < stream.filled(); j += T) {
+            leader.keys[before + j] = survivors.keys[j];
+            leader.indices[before + j] = survivors.indices[j];
+          }
+        stream.set_filled(total);
+      } else if (rank == 0) {
+        for (unsigned b = 1; b < blocks; ++b)
+          stream.add_survivors(of_block(b), cluster.counts[again][b]);
+      }
+      self.sync();
+    }
+#endif
+    if (rank != 0) return;
+    __syncthreads();
+    std::uint32_t key[kSurvivorsPerThread<T>];
+    load_survivors<T>(survivors, stream.filled(), key);
+    selected = select_in_block(block, key, k);
+  } else if (rank != 0) {
+    return;
+  }
+
+  const PickWriter writer(call, r, row.out_row);
+  const std::int32_t count = min(row.len, settings.k);
+  const auto put = [&](std::int32_t place, std::int32_t index) {
+    if (settings.by_value)  // the rest when the picks are in order
+      writer.indices()[place] = index;
+    else
+      writer.put(place, index, writer.wants_values() ? Element::bits(row.scores, index) : 0);
+  };
+  if (row.len > settings.k)
+    compact(block, selected, [&](std::uint32_t place, int i) {
+      put(static_cast<std::int32_t>(place),
+          survivors.indices[threadIdx.x * kSurvivorsPerThread<T> + static_cast<unsigned>(i)]);
+    });
+  else
+    for (std::int32_t j = static_cast<int>(threadIdx.x); j < count; j += T) put(j, j);
+  if (settings.by_value) {
+    order_by_value<Element>(row.scores, writer.indices(), count,
+                            reinterpret_cast<std::uint64_t*>(dynamic));
+    put_extras<Element>(writer, row.scores, count);
+  }
+  writer.pad(count, settings.k, static_cast<int>(threadIdx.x), T);
+}
+
+}  // namespace sparse_mla::cuda
