@@ -19,7 +19,7 @@
 namespace sparse_mla::cuda {
 namespace {
 
-/// CUB reads a row's keys from [width] of these; its picks for `rows` rows are written together.
+/// Of one slab: CUB's picks leave together.
 struct Buffers {
   std::uint32_t* keys;             // [rows, width]
   std::uint32_t* best_keys;        // [k] scratch
@@ -27,7 +27,7 @@ struct Buffers {
   std::span<std::byte> temporary;  // CUB's
 };
 
-/// Does a call with rows of so many keys have anything to select?
+/// Is there anything to select from rows of so many keys?
 bool has_choice(std::int64_t k, std::int64_t width) { return width > k; }
 
 std::int64_t rows_at_once(const SelectProblem& problem) {
