@@ -9,6 +9,7 @@ FILE…      JSON records, e.g. bench/results/<gpu>/*.json
 --counter  what the bars show (default: the median time in µs)
 
 Benchmarks are grouped by the first part of their name ("select/64x8192/ties" belongs to "select").
+Those of "topk" become tables with a column per entry, and charts per data set (topk_table.py).
 Uses nothing but the standard library.
 """
 
@@ -18,6 +19,8 @@ import json
 import pathlib
 import re
 import sys
+
+import topk_table
 
 COUNTERS = ["GB/s", "TFLOP/s"]
 UNITS_IN_US = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
@@ -108,6 +111,14 @@ def main():
     print("; ".join(dict.fromkeys(describe(context) for context in contexts)))
     for group in dict.fromkeys(group for group, _, _ in rows):
         members = [row for row in rows if row[0] == group]
+        if group == "topk":
+            topk = [(name, median_us(run), run) for _, name, run in members]
+            print(f"\n### {group}\n\n{topk_table.markdown(topk)}")
+            if options.svg is not None:
+                options.svg.mkdir(parents=True, exist_ok=True)
+                for name, chart in topk_table.charts(topk).items():
+                    (options.svg / f"{name}.svg").write_text(chart)
+            continue
         print(f"\n### {group}\n\n{markdown(members)}")
         if options.svg is None:
             continue

@@ -379,6 +379,72 @@ TEST_P(SelectContract, RowsMayBeWiderThanTheirBoundWhenRangesAreNot) {
   EXPECT_THROW(this->run(run.call(), problem), std::invalid_argument);
 }
 
+/// Where any of several equal scores will do: picks are distinct, and as good as the oracle's.
+TEST(SelectAnyTies, PicksAreDistinctAndNoScoreBeatsThem) {
+  constexpr std::int64_t kLen = 4000;
+  // Ties; ties before greater scores that are none of the row's; NaNs, of which some stay behind;
+  // a row without a choice; none.
+  const std::vector<std::int32_t> ends{4000, 3000, 150, 100, 0};
+  const auto rows = static_cast<std::int64_t>(ends.size());
+  std::vector<float> scores(static_cast<std::size_t>(rows * kLen), 1e30f);
+  const auto row_of = [&](std::int64_t r) {
+    return std::span(scores).subspan(static_cast<std::size_t>(r * kLen),
+                                     static_cast<std::size_t>(ends[static_cast<std::size_t>(r)]));
+  };
+  for (std::int64_t r = 0; r < rows; ++r)
+    support::fill_scores(ScoreData::ties, row_of(r), 61, static_cast<std::uint64_t>(r));
+  std::ranges::fill(row_of(2), kNan);
+  row_of(2)[149] = -kInf;
+  const auto key = [](float score) {
+    return topk::ordered_key(std::bit_cast<std::uint32_t>(score));
+  };
+
+  for (const std::string& name : support::tested_selectors())
+    for (const int k : {1, 100, 2048, 5000})
+      for (const SelectOrder order : {SelectOrder::unspecified, SelectOrder::by_index}) {
+        SCOPED_TRACE(name + ", k " + std::to_string(k));
+        std::vector<std::int32_t> indices(static_cast<std::size_t>(rows * k), kGarbage);
+        std::vector<float> values(indices.size());
+        SelectCall call;
+        call.scores = {scores.data(), ScoreType::f32, rows, kLen, kLen, nullptr};
+        call.ends = ends.data();
+        call.indices = contiguous(indices.data(), rows, std::int64_t{k});
+        call.values = contiguous(values.data(), rows, std::int64_t{k});
+        const SelectProblem problem = problem_of(call, TieBreak::any, order);
+        const SelectEntry& entry = support::selector(name);
+        if (!entry.why_not(problem).empty()) continue;
+        support::run_selector(entry, problem, call);
+        for (std::int64_t r = 0; r < rows; ++r) {
+          const std::span<const float> row = row_of(r);
+          const auto first = static_cast<std::size_t>(r * k);
+          std::vector<std::uint32_t> wanted, got;
+          for (const std::int32_t i :
+               support::select_oracle(row, 0, static_cast<std::int64_t>(row.size()), k))
+            wanted.push_back(key(row[static_cast<std::size_t>(i)]));
+          std::set<std::int32_t> distinct;
+          for (std::size_t j = 0; j < static_cast<std::size_t>(k); ++j) {
+            const std::int32_t pick = indices[first + j];
+            if (j >= wanted.size()) {
+              ASSERT_EQ(pick, -1) << "row " << r << ", slot " << j;
+              continue;
+            }
+            ASSERT_TRUE(pick >= 0 && pick < ends[static_cast<std::size_t>(r)])
+                << "row " << r << ", slot " << j << ": got " << pick;
+            const std::int32_t before = j > 0 ? indices[first + j - 1] : -1;
+            ASSERT_TRUE(order != SelectOrder::by_index || pick > before) << "row " << r;
+            distinct.insert(pick);
+            const float score = row[static_cast<std::size_t>(pick)];
+            got.push_back(key(score));
+            ASSERT_EQ(std::bit_cast<std::uint32_t>(values[first + j]),
+                      std::bit_cast<std::uint32_t>(score));
+          }
+          EXPECT_EQ(distinct.size(), wanted.size()) << "row " << r;
+          std::ranges::sort(got, std::greater<>());
+          EXPECT_EQ(got, wanted) << "row " << r;
+        }
+      }
+}
+
 // Bad arguments: refused with the argument's name, before anything is written.
 
 TEST_P(SelectContract, BadArgumentsAreRefusedBeforeAnythingIsWritten) {

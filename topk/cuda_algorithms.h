@@ -1,14 +1,20 @@
-/// The CUDA selectors, one source file each; cuda_entries.cpp lists them. All are exact,
-/// deterministic and give ties to the lower index.
+/// The CUDA selectors, one source file each; cuda_entries.cpp lists them.
 #pragma once
 
 #include "sparse_mla/select.h"
 
-namespace sparse_mla::cuda {
+namespace sparse_mla::topk {
 
-Entry<SelectProblem, SelectCall> cuda_cta_entry();
-Entry<SelectProblem, SelectCall> cuda_cluster_entry();
-Entry<SelectProblem, SelectCall> cuda_stream_entry();
-Entry<SelectProblem, SelectCall> cuda_hinted_entry();
+using SelectEntry = Entry<SelectProblem, SelectCall>;
 
-}  // namespace sparse_mla::cuda
+SelectEntry cuda_hinted_entry();
+SelectEntry cuda_cta_entry();
+SelectEntry cuda_cluster_entry();
+SelectEntry cuda_stream_entry();
+SelectEntry cuda_radix_entry();
+// A library's way, for comparison.
+SelectEntry cuda_cub_topk_entry();
+SelectEntry cuda_cub_segmented_sort_entry();
+SelectEntry cuda_thrust_sort_entry();
+
+}  // namespace sparse_mla::topk

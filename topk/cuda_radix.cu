@@ -21,8 +21,8 @@
 #include <string>
 
 #include "kernels/cuda/device.h"
-#include "kernels/cuda/entries.h"
 #include "sparse_mla/workspace.h"
+#include "topk/cuda_algorithms.h"
 #include "topk/ordered_key.h"
 #include "topk/select_checks.h"
 
@@ -488,10 +488,17 @@ void run(const SelectProblem& problem, const SelectCall& call, std::span<std::by
 }
 
 }  // namespace
+}  // namespace sparse_mla::cuda
 
-std::vector<Entry<SelectProblem, SelectCall>> select_entries() {
-  return {{"cuda_radix", Backend::cuda, "a CTA per row: digit histograms, then ordered compaction",
-           [](const SelectProblem&) { return why_no_device(); }, workspace_bytes, run}};
+namespace sparse_mla::topk {
+
+SelectEntry cuda_radix_entry() {
+  return {"cuda_radix",
+          Backend::cuda,
+          "a CTA per row: digit histograms, then ordered compaction",
+          [](const SelectProblem&) { return cuda::why_no_device(); },
+          cuda::workspace_bytes,
+          cuda::run};
 }
 
-}  // namespace sparse_mla::cuda
+}  // namespace sparse_mla::topk

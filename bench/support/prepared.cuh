@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "sparse_mla/operation.h"
 
@@ -10,12 +11,16 @@
 
 namespace sparse_mla::bench {
 
-/// The entry that the environment forces, else the fastest, with a workspace.
+/// An entry with a workspace: the one that `forced` names, else the one that the environment
+/// forces, else the fastest.
 template <class Problem, class Call>
 class Prepared {
  public:
-  Prepared(const Operation<Problem, Call>& operation, const Problem& problem)
-      : operation_(operation), problem_(problem), entry_(operation.choose(problem, cuda_only())) {
+  Prepared(const Operation<Problem, Call>& operation, const Problem& problem,
+           const std::string& forced = "")
+      : operation_(operation),
+        problem_(problem),
+        entry_(operation.choose(problem, cuda_only(operation.name(), forced))) {
     workspace_ =
         DeviceBuffer<std::byte>(static_cast<std::int64_t>(entry_.workspace_bytes(problem)));
   }
@@ -25,8 +30,9 @@ class Prepared {
   }
 
  private:
-  static Dispatch cuda_only() {
+  static Dispatch cuda_only(const std::string& operation, const std::string& forced) {
     Dispatch dispatch = Dispatch::from_environment();
+    if (!forced.empty()) dispatch.forced[operation] = forced;
     dispatch.backend = Backend::cuda;
     return dispatch;
   }
