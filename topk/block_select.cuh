@@ -1,16 +1,19 @@
-/// Exact selection by one thread block among keys that its threads hold in registers, V of each of
-/// T threads: the part that all of our own CUDA selectors end in.
+/// Exact selection by one thread block among scores that its threads hold in registers, V of each
+/// of T threads: the part that all of our own CUDA selectors end in.
 ///
-/// Keys are ordered_key()'s. Thread t's keys are the positions t·V … t·V + V − 1; of equal keys the
-/// lower position wins. A thread without enough keys holds 0 (the key of NaN) in its last places,
-/// and so do all threads behind it: such keys rank behind every other.
+/// Thread t's scores are the positions t·V … t·V + V − 1; of equal ones the lower position wins. A
+/// thread without enough scores holds NaN in its last places, and so do all threads behind it:
+/// those rank behind every other.
 ///
-/// Method: the bounds of the finite values; a histogram over kBins equal parts of *that* range, so
-/// that narrow data spread as well as wide; the part with the k-th key. It holds a few keys as a
-/// rule: those are ranked against each other. Many keys there (heavy tails, ties): their own
-/// bounds, and a histogram over equal parts of the range of their keys as integers, which takes 10
-/// bits off the range each time whatever the data; equal bounds mean ties. (Radix selection: Alabi
-/// et al., JEA 17, 2012; binning by the range of the data is bucket select of the same paper.)
+/// Method: the bounds of the finite scores; a histogram over kParts equal parts of *that* range, so
+/// that narrow data spread as well as wide; the part with the k-th score. It holds a few scores as
+/// a rule: those are ranked against each other. Many there (heavy tails, ties): the bounds of their
+/// keys, and a histogram over equal parts of that range of integers, which takes 10 bits off the
+/// range each time whatever the data; equal bounds mean ties. (Radix selection and, by the range of
+/// the data, bucket selection: Alabi, Blanchard, Gordon, Steinbach, "Fast k-selection algorithms
+/// for graphics processing units", JEA 17, 2012.)
+///
+/// What counts at a few thousand scores is instructions: some 15 per score, and the barriers.
 #pragma once
 
 #include <cfloat>
@@ -24,16 +27,16 @@ namespace sparse_mla::cuda {
 
 /// Parts of a histogram: 1,024 leave some 20 of 8,192 normal keys in the k-th key's part, and every
 /// thread sums one or two of them.
-inline constexpr int kBins = 1024;
+inline constexpr int kParts = 1024;
 /// Keys that are ranked by comparing each with all: their threads make that many comparisons.
 inline constexpr int kMaxRanked = 128;
 
 /// A block's scratch in shared memory.
 struct BlockShared {
-  std::uint32_t histogram[kBins];
+  std::uint32_t histogram[kParts];
   std::uint64_t ranked[kMaxRanked];
   std::uint32_t of_warp[2][2][32];  // partial results of sums and bounds; calls take turns
-  std::uint32_t bin, above, in_bin, num_ranked;
+  std::uint32_t part, above, in_part, num_ranked;
 };
 
 /// Sums and bounds over a block of T threads. One barrier a call: who writes a turn's words again
@@ -103,60 +106,99 @@ class Block {
 __device__ inline float float_of(std::uint32_t key) {
   return __uint_as_float(key >> 31 != 0 ? key ^ 0x80000000u : ~key);
 }
+__device__ inline std::uint32_t key_of(float score) {
+  return topk::ordered_key(__float_as_uint(score));
+}
 
-/// The part of the range of finite values that a key's value lies in. Rounding keeps the order: a
-/// greater value never has a lesser part.
-struct ValueBins {
-  float low, scale;
+/// Bounds of the scores for which in(i), as keys: the block's. low > high where there are none.
+template <int T, int V, class In>
+__device__ void bounds_of(Block<T>& block, const float (&score)[V], In in, std::uint32_t& low,
+                          std::uint32_t& high) {
+  low = ~0u;
+  high = 0;
+#pragma unroll
+  for (int i = 0; i < V; ++i)
+    if (in(i)) {
+      low = min(low, key_of(score[i]));
+      high = max(high, key_of(score[i]));
+    }
+  block.bounds(low, high);
+}
 
-  /// Of the finite keys' bounds; there may be none (low > high).
-  __device__ ValueBins(std::uint32_t low_key, std::uint32_t high_key) {
-    low = low_key <= high_key ? float_of(low_key) : 0;
-    const float width = low_key <= high_key ? float_of(high_key) - low : 0;
-    scale = fminf(static_cast<float>(kBins) / width, FLT_MAX);  // 0 where the width overflows
+/// Equal parts of the range of the finite scores. The part of a score is a number in the mantissa
+/// of a float, kFirst + part: one rounding of a product that grows with the score, so that a
+/// greater score never has a lesser part. +inf has the last part; −inf and NaN have none.
+class ValueParts {
+ public:
+  template <int T, int V>
+  __device__ ValueParts(Block<T>& block, const float (&score)[V]) {
+    float least = __int_as_float(0x7F800000), greatest = -least;
+#pragma unroll
+    for (int i = 0; i < V; ++i) {  // NaNs do not count
+      least = fminf(least, score[i]);
+      greatest = fmaxf(greatest, score[i]);
+    }
+    std::uint32_t low = key_of(least), high = key_of(greatest);
+    block.bounds(low, high);
+    if (low <= topk::kNegativeInfinityKey || high >= topk::kPositiveInfinityKey)
+      bounds_of(
+          block, score, [&](int i) { return fabsf(score[i]) <= FLT_MAX; }, low, high);
+    low_ = low <= high ? float_of(low) : 0;
+    width_ = low <= high ? float_of(high) - low_ : 0;
+    // Neither 0, which times +inf is NaN (a width that overflows), nor +inf (none).
+    scale_ = fminf(fmaxf((kParts - 1) / width_, FLT_MIN), FLT_MAX);
   }
-  __device__ std::uint32_t operator()(std::uint32_t key) const {
-    // Conversion saturates: −inf is in the first part, +inf in the last, and NaN gives 0.
-    return min(__float2uint_rz((float_of(key) - low) * scale), kBins - 1u);
+  __device__ float place(float score) const { return fmaf(score - low_, scale_, kFirst); }
+  /// Its part; at least kParts for a score without one.
+  __device__ std::uint32_t part(float score) const {
+    const std::uint32_t part = __float_as_uint(place(score)) - __float_as_uint(kFirst);
+    return score >= low_ ? min(part, kParts - 1u) : ~0u;
   }
+  /// place() of the part's scores is at least this …
+  __device__ static float edge(std::uint32_t part) { return kFirst + static_cast<float>(part); }
+  /// … and of those above the part greater than this.
+  __device__ static float edge_above(std::uint32_t part) {
+    return part == kParts - 1 ? __int_as_float(0x7F800000) : edge(part);
+  }
+  /// A score that all of the part and of those above it reach, and few below it.
+  __device__ float threshold(std::uint32_t part) const {
+    const float parts = static_cast<float>(max(part, 2u) - 2);  // rounding is less than that
+    return fmaf(parts, width_ / (kParts - 1), low_);
+  }
+
+ private:
+  static constexpr float kFirst = 8388608.0f;  // 2^23: from here on floats are whole numbers
+  float low_, width_, scale_;
 };
 
-/// The part of [low, low + 2^(10 + shift)) that a key lies in.
-struct KeyBins {
-  std::uint32_t low;
-  int shift;
-
-  __device__ KeyBins(std::uint32_t low_key, std::uint32_t high_key)
-      : low(low_key), shift(max(22 - ::cuda::std::countl_zero(high_key - low_key), 0)) {}
-  __device__ std::uint32_t operator()(std::uint32_t key) const { return (key - low) >> shift; }
-};
-
-/// What is known of the k-th key: keys of `part` are those in play, of which the first `wanted` in
-/// order are selected; all keys ranking before them are selected.
+/// What is known of the k-th score: of the scores of `part` those in play, of which the first
+/// `wanted` in order are selected; all that rank before them are selected.
 struct InPlay {
   std::uint32_t part, wanted, count;
 };
 
-/// Clears the histogram; a barrier has to follow before histogram_of().
+/// Clears the histogram; a barrier has to follow before find_part().
 template <int T>
 __device__ void clear_histogram(BlockShared& shared) {
 #pragma unroll
-  for (int bin = 0; bin < kBins / T; ++bin) shared.histogram[bin * T + threadIdx.x] = 0;
+  for (int part = 0; part < kParts / T; ++part) shared.histogram[part * T + threadIdx.x] = 0;
   if (threadIdx.x == 0) shared.num_ranked = 0;
 }
 
-/// Finds the part of the wanted-th of the keys that `counts(key)` counts. False, with the number of
-/// those keys in `counted`, where they are fewer. The histogram has to be clear.
-template <int T, int V, class Bins, class Counts>
-__device__ bool find_part(Block<T>& block, const std::uint32_t (&key)[V], const Bins& bins,
-                          Counts counts, std::uint32_t wanted, InPlay& in_play,
+/// Finds the part of the wanted-th of the scores i = 0 … V − 1 of each thread that have one,
+/// part_of(i) < kParts. False, with their number in `counted`, where they are fewer. The histogram
+/// has to be clear.
+template <int T, int V, class PartOf>
+__device__ bool find_part(Block<T>& block, PartOf part_of, std::uint32_t wanted, InPlay& in_play,
                           std::uint32_t& counted) {
   BlockShared& shared = block.shared;
 #pragma unroll
-  for (int i = 0; i < V; ++i)
-    if (counts(key[i])) atomicAdd(&shared.histogram[bins(key[i])], 1u);
+  for (int i = 0; i < V; ++i) {
+    const std::uint32_t part = part_of(i);
+    if (part < kParts) atomicAdd(&shared.histogram[part], 1u);
+  }
   __syncthreads();
-  constexpr int kOwn = kBins / T;  // thread 0 has the highest
+  constexpr int kOwn = kParts / T;  // thread 0 has the highest
   const std::uint32_t* const own = shared.histogram + (T - 1 - threadIdx.x) * kOwn;
   std::uint32_t sum = 0;
 #pragma unroll
@@ -166,162 +208,158 @@ __device__ bool find_part(Block<T>& block, const std::uint32_t (&key)[V], const 
   if (above < wanted && wanted <= above + sum) {
     int i = kOwn - 1;
     while (wanted > above + own[i]) above += own[i--];
-    shared.bin = (T - 1 - threadIdx.x) * kOwn + static_cast<unsigned>(i);
+    shared.part = (T - 1 - threadIdx.x) * kOwn + static_cast<unsigned>(i);
     shared.above = above;
-    shared.in_bin = own[i];
+    shared.in_part = own[i];
   }
   __syncthreads();
-  in_play = {shared.bin, wanted - shared.above, shared.in_bin};
+  in_play = {shared.part, wanted - shared.above, shared.in_part};
   return true;
 }
 
-/// A thread's selected keys: those of `above`, and of all threads' keys of `ties` the `wanted` with
-/// the lowest positions. Bit i stands for key[i].
+/// A range of keys in play, whose bounds are keys in play themselves: greater ones are selected.
+struct KeyRange {
+  std::uint32_t low, high;
+
+  __device__ bool has(float score) const {
+    const std::uint32_t key = key_of(score);
+    return key >= low && key <= high;
+  }
+  /// The part of a score in [low, low + 2^(10 + shift)) that holds the range.
+  __device__ std::uint32_t part(float score) const {
+    const std::uint32_t key = key_of(score);
+    return key >= low && key <= high ? (key - low) >> shift() : ~0u;
+  }
+  __device__ int shift() const { return max(22 - ::cuda::std::countl_zero(high - low), 0); }
+};
+
+/// Narrows a range of keys until at most `enough` are in play or they are equal.
+template <int T, int V>
+__device__ void narrow(Block<T>& block, const float (&score)[V], std::uint32_t enough,
+                       KeyRange& range, InPlay& in_play) {
+  while (in_play.count > enough && in_play.count != in_play.wanted && range.low != range.high) {
+    clear_histogram<T>(block.shared);
+    __syncthreads();
+    std::uint32_t counted;
+    find_part<T, V>(
+        block, [&](int i) { return range.part(score[i]); }, in_play.wanted, in_play, counted);
+    KeyRange part;
+    bounds_of(
+        block, score, [&](int i) { return range.part(score[i]) == in_play.part; }, part.low,
+        part.high);
+    range = part;
+  }
+}
+
+/// A thread's selected scores: those of `above`, and of all threads' scores of `ties` the `wanted`
+/// with the lowest positions. Bit i stands for score[i].
 struct Selected {
   unsigned above = 0, ties = 0;
   std::uint32_t wanted = 0;
 };
 
-/// Bounds of the keys for which in(key); the block's.
-template <int T, int V, class In>
-__device__ void bounds_of(Block<T>& block, const std::uint32_t (&key)[V], In in, std::uint32_t& low,
-                          std::uint32_t& high) {
-  low = ~0u;
-  high = 0;
-#pragma unroll
-  for (int i = 0; i < V; ++i)
-    if (in(key[i])) {
-      low = min(low, key[i]);
-      high = max(high, key[i]);
-    }
-  block.bounds(low, high);
-}
-
-__device__ inline bool is_finite_key(std::uint32_t key) {
-  return key > topk::kNegativeInfinityKey && key < topk::kPositiveInfinityKey;
-}
-
-/// Ranks the keys in play, at most kMaxRanked, against each other: the bits of those selected.
-template <int T, int V, class In>
-__device__ unsigned rank_in_play(Block<T>& block, const std::uint32_t (&key)[V], In in,
+/// Ranks the scores of `in`, all threads' at most kMaxRanked, against each other: those selected.
+template <int T, int V>
+__device__ unsigned rank_in_play(Block<T>& block, const float (&score)[V], unsigned in,
                                  const InPlay& in_play) {
   BlockShared& shared = block.shared;
-  const auto rank_of = [&](int i) { return topk::packed_rank(key[i], threadIdx.x * V + i); };
+  const auto rank_of = [&](int i) {
+    return topk::packed_rank(key_of(score[i]), threadIdx.x * V + i);
+  };
 #pragma unroll
   for (int i = 0; i < V; ++i)
-    if (in(key[i])) shared.ranked[atomicAdd(&shared.num_ranked, 1u)] = rank_of(i);
+    if (in >> i & 1) shared.ranked[atomicAdd(&shared.num_ranked, 1u)] = rank_of(i);
   __syncthreads();
   unsigned selected = 0;
 #pragma unroll
   for (int i = 0; i < V; ++i) {
-    if (!in(key[i])) continue;
+    if ((in >> i & 1) == 0) continue;
     const std::uint64_t own = rank_of(i);
     std::uint32_t before = 0;
+#pragma unroll 4
     for (std::uint32_t j = 0; j < in_play.count; ++j) before += shared.ranked[j] < own;
     if (before < in_play.wanted) selected |= 1u << i;
   }
   return selected;
 }
 
-/// Selects `wanted` (1 … T·V) of the block's keys. Begins and ends without a barrier: what the
-/// scratch held before must not be read any more, and it may be in use still.
+/// The selected of a range of keys.
 template <int T, int V>
-__device__ Selected select_in_block(Block<T>& block, const std::uint32_t (&key)[V],
-                                    std::uint32_t wanted) {
-  BlockShared& shared = block.shared;
+__device__ Selected select_in_range(Block<T>& block, const float (&score)[V], KeyRange range,
+                                    InPlay in_play) {
+  narrow(block, score, kMaxRanked, range, in_play);
+  unsigned in = 0;
   Selected selected;
-  const auto mask_of = [&](auto in) {
-    unsigned mask = 0;
 #pragma unroll
-    for (int i = 0; i < V; ++i) mask |= static_cast<unsigned>(in(key[i])) << i;
-    return mask;
-  };
-  clear_histogram<T>(shared);
-  std::uint32_t low, high;
-  bounds_of(block, key, is_finite_key, low, high);
-  const ValueBins values(low, high);
-  InPlay in_play;
-  std::uint32_t counted;
-  const auto is_number = [](std::uint32_t k) { return k != topk::kNanKey; };
-  if (!find_part(block, key, values, is_number, wanted, in_play, counted)) {
-    selected.above = mask_of(is_number);
-    selected.ties = ~selected.above & ((1u << V) - 1);
-    selected.wanted = wanted - counted;
-    return selected;
+  for (int i = 0; i < V; ++i) {
+    in |= static_cast<unsigned>(range.has(score[i])) << i;
+    selected.above |= static_cast<unsigned>(key_of(score[i]) > range.high) << i;
   }
-  const auto in_part = [&](std::uint32_t k) { return is_number(k) && values(k) == in_play.part; };
-  const auto above_part = [&](std::uint32_t k) { return is_number(k) && values(k) > in_play.part; };
-  if (in_play.count == in_play.wanted) {
-    selected.above = mask_of([&](std::uint32_t k) { return in_part(k) || above_part(k); });
-    return selected;
-  }
-  if (in_play.count <= kMaxRanked) {
-    selected.above = mask_of(above_part) | rank_in_play(block, key, in_part, in_play);
-    return selected;
-  }
-  bounds_of(block, key, in_part, low, high);
-  // Keys in [low, high] are in play, greater ones are selected.
-  for (;;) {
-    if (low == high || in_play.count == in_play.wanted) break;
-    if (in_play.count <= kMaxRanked) break;
-    clear_histogram<T>(shared);
-    __syncthreads();
-    const KeyBins keys(low, high);
-    const auto in_range = [&](std::uint32_t k) { return k >= low && k <= high; };
-    find_part(block, key, keys, in_range, in_play.wanted, in_play, counted);
-    // Their part's bounds: `low` and `high` are still those of the range before.
-    std::uint32_t part_low, part_high;
-    bounds_of(
-        block, key, [&](std::uint32_t k) { return in_range(k) && keys(k) == in_play.part; },
-        part_low, part_high);
-    low = part_low;
-    high = part_high;
-  }
-  const auto in_range = [&](std::uint32_t k) { return k >= low && k <= high; };
-  selected.above = mask_of([&](std::uint32_t k) { return k > high; });
-  if (low == high || in_play.count == in_play.wanted) {
-    selected.ties = mask_of(in_range);
+  if (range.low == range.high || in_play.count == in_play.wanted) {
+    selected.ties = in;
     selected.wanted = in_play.wanted;
   } else {
-    selected.above |= rank_in_play(block, key, in_range, in_play);
+    selected.above |= rank_in_play(block, score, in, in_play);
   }
   return selected;
 }
 
-/// A key that at least `wanted` of the block's keys reach, and not many more: the least key of the
-/// wanted-th's part. kNanKey where fewer than `wanted` are numbers.
+/// Selects `wanted` (1 … T·V) of the block's scores. Begins and ends without a barrier: what the
+/// scratch held before must not be read any more, and it may be in use still.
 template <int T, int V>
-__device__ std::uint32_t threshold_in_block(Block<T>& block, const std::uint32_t (&key)[V],
-                                            std::uint32_t wanted) {
+__device__ Selected select_in_block(Block<T>& block, const float (&score)[V],
+                                    std::uint32_t wanted) {
   clear_histogram<T>(block.shared);
-  std::uint32_t low, high;
-  bounds_of(block, key, is_finite_key, low, high);
-  const ValueBins values(low, high);
+  const ValueParts parts(block, score);
   InPlay in_play;
   std::uint32_t counted;
-  const auto is_number = [](std::uint32_t k) { return k != topk::kNanKey; };
-  if (!find_part(block, key, values, is_number, wanted, in_play, counted)) return topk::kNanKey;
-  bounds_of(
-      block, key, [&](std::uint32_t k) { return is_number(k) && values(k) == in_play.part; }, low,
-      high);
-  // Heavy tails leave most keys in one part: then once more, by their keys.
-  while (in_play.count > kMaxRanked + in_play.wanted && low != high) {
-    clear_histogram<T>(block.shared);
-    __syncthreads();
-    const KeyBins keys(low, high);
-    const auto in_range = [&](std::uint32_t k) { return k >= low && k <= high; };
-    find_part(block, key, keys, in_range, in_play.wanted, in_play, counted);
-    std::uint32_t part_low, part_high;
-    bounds_of(
-        block, key, [&](std::uint32_t k) { return in_range(k) && keys(k) == in_play.part; },
-        part_low, part_high);
-    low = part_low;
-    high = part_high;
+  if (!find_part<T, V>(
+          block, [&](int i) { return parts.part(score[i]); }, wanted, in_play, counted)) {
+    // All finite scores and +inf, then −inf, then NaN.
+    KeyRange range;
+    const auto rest = [&](int i) { return !(score[i] >= -FLT_MAX); };
+    bounds_of(block, score, rest, range.low, range.high);
+    return select_in_range(block, score, range, {0, wanted - counted, T * V - counted});
   }
-  return low;
+  const float edge = parts.edge(in_play.part), edge_above = parts.edge_above(in_play.part);
+  unsigned at_or_above = 0, above = 0;
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    const float place = parts.place(score[i]);
+    at_or_above |= static_cast<unsigned>(place >= edge) << i;
+    above |= static_cast<unsigned>(place > edge_above) << i;
+  }
+  if (in_play.count == in_play.wanted) return {at_or_above, 0, 0};
+  const unsigned in = at_or_above & ~above;
+  if (in_play.count <= kMaxRanked) return {above | rank_in_play(block, score, in, in_play), 0, 0};
+  KeyRange range;
+  bounds_of(
+      block, score, [&](int i) { return (in >> i & 1) != 0; }, range.low, range.high);
+  return select_in_range(block, score, range, in_play);
 }
 
-/// Calls sink(place, i) for each selected key[i]: places 0 … wanted − 1 by ascending position.
+/// A score that at least about `wanted` of the block's scores reach, and not many more. NaN where
+/// fewer than `wanted` are finite or +inf.
+template <int T, int V>
+__device__ float threshold_in_block(Block<T>& block, const float (&score)[V],
+                                    std::uint32_t wanted) {
+  clear_histogram<T>(block.shared);
+  const ValueParts parts(block, score);
+  InPlay in_play;
+  std::uint32_t counted;
+  if (!find_part<T, V>(
+          block, [&](int i) { return parts.part(score[i]); }, wanted, in_play, counted))
+    return __int_as_float(0x7FFFFFFF);
+  if (in_play.count <= kMaxRanked + in_play.wanted) return parts.threshold(in_play.part);
+  KeyRange range;  // heavy tails leave most scores in one part
+  bounds_of(
+      block, score, [&](int i) { return parts.part(score[i]) == in_play.part; }, range.low,
+      range.high);
+  narrow(block, score, kMaxRanked + in_play.wanted, range, in_play);
+  return float_of(range.low);
+}
+
+/// Calls sink(place, i) for each selected score[i]: places 0 … wanted − 1 by ascending position.
 template <int T, class Sink>
 __device__ void compact(Block<T>& block, const Selected& selected, Sink sink) {
   std::uint32_t total;

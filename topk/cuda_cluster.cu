@@ -19,12 +19,15 @@ namespace {
 
 constexpr int kThreads = 1024;
 
-/// Blocks per row: the most, up to the 16 that hardware can make a cluster of, that find an SM each
-/// and at least 8,192 scores; below that the exchange costs more than it saves.
+/// Blocks per row: the most that find an SM each and at least 8,192 scores; below that the exchange
+/// costs more than it saves. A cluster lies within one of the card's groups of 16 or 18 SMs: 132
+/// SMs hold 66 clusters of two and 32 of four, but of the larger ones fewer for sure than their
+/// SMs, and one cluster that has to wait for another doubles the time.
 constexpr int cluster_size(std::int64_t rows, std::int64_t row_len, int num_sms) {
   constexpr std::int64_t kLeastPart = 8192;
   int blocks = 1;
-  while (blocks < 16 && 2 * blocks * rows <= num_sms && 2 * blocks * kLeastPart <= row_len)
+  while (blocks < 16 && 2 * blocks * kLeastPart <= row_len &&
+         2 * blocks * rows <= (2 * blocks <= 4 ? num_sms : num_sms * 3 / 4))
     blocks *= 2;
   return blocks;
 }
@@ -94,10 +97,13 @@ std::size_t workspace_bytes(const SelectProblem& problem) {
 }
 
 }  // namespace
+}  // namespace sparse_mla::cuda
 
-Entry<SelectProblem, SelectCall> cuda_cluster_entry() {
-  return {"cuda_cluster", Backend::cuda,   "a cluster per row over distributed shared memory",
-          why_not,        workspace_bytes, run};
+namespace sparse_mla::topk {
+
+SelectEntry cuda_cluster_entry() {
+  return {"cuda_cluster", Backend::cuda,         "a cluster per row over distributed shared memory",
+          cuda::why_not,  cuda::workspace_bytes, cuda::run};
 }
 
-}  // namespace sparse_mla::cuda
+}  // namespace sparse_mla::topk

@@ -1,6 +1,7 @@
 // Selector "cuda_cta": short rows, one thread block per row, the row in its threads' registers.
 //
-//   row (global) ──▶ T × V keys in registers ──select_in_block──▶ selected bits ──compact──▶ picks
+//   row (global) ──▶ T × V scores in registers ──select_in_block──▶ selected bits ──compact──▶
+//   picks
 //
 // The row is read once and nothing of it is written but the histogram: about 2 µs of latency at
 // 8,192 scores, most of it barriers. Thread t holds neighbours, so that picks ascend. How keys are
@@ -21,10 +22,10 @@
 namespace sparse_mla::cuda {
 namespace {
 
-/// A block's threads and the keys of each. Keys above 16 a thread would not leave 1,024 threads
+/// A block's threads and the scores of each. More than 16 a thread would not leave 1,024 threads
 /// the registers to work with.
 struct Shape {
-  int threads, keys;
+  int threads, scores;
 };
 constexpr Shape kShapes[] = {{512, 8}, {512, 16}, {1024, 8}, {1024, 16}};
 constexpr std::int64_t max_row_len() { return 16384; }
@@ -46,27 +47,28 @@ struct Settings {
   std::int64_t ranks_stride;
 };
 
-/// The V keys from element `first` on; kNanKey behind the row's end.
+/// The V scores from element `first` on; NaN behind the row's end.
 template <class Element, int V>
-__device__ void load_keys(const std::byte* row, std::int32_t len, std::int32_t first,
-                          std::uint32_t (&key)[V]) {
+__device__ void load_scores(const std::byte* row, std::int32_t len, std::int32_t first,
+                            float (&score)[V]) {
   constexpr int kVector = static_cast<int>(16 / Element::kBytes);
   if (reinterpret_cast<std::uintptr_t>(row) % 16 == 0 && first + V <= len) {
+    const auto* const vectors =
+        reinterpret_cast<const uint4*>(row + std::int64_t{first} * Element::kBytes);
 #pragma unroll
     for (int v = 0; v < V / kVector; ++v) {
-      const uint4 raw =
-          __ldg(reinterpret_cast<const uint4*>(row + std::int64_t{first} * Element::kBytes) + v);
+      const uint4 raw = __ldg(vectors + v);
       const std::uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
       for (int i = 0; i < kVector; ++i)
-        key[v * kVector + i] = topk::ordered_key(
+        score[v * kVector + i] = __uint_as_float(
             kVector == 4 ? words[i]
                          : (i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xFFFF0000u));
     }
   } else {
 #pragma unroll
     for (int i = 0; i < V; ++i)
-      key[i] = first + i < len ? topk::ordered_key(Element::bits(row, first + i)) : topk::kNanKey;
+      score[i] = __uint_as_float(first + i < len ? Element::bits(row, first + i) : 0x7FFFFFFFu);
   }
 }
 
@@ -78,27 +80,28 @@ __global__ void __launch_bounds__(T, 1024 / T)
   for (std::int64_t r = blockIdx.x; r < call.scores.num_rows; r += gridDim.x) {
     const DeviceRow row = row_of<Element>(call, settings.max_row_len, r);
     if (row.out_row < 0) continue;
+    const std::int32_t first = static_cast<int>(threadIdx.x) * V;
+    Block<T> block(shared);
+    Selected selected;
+    if (row.len > settings.k) {
+      float score[V];
+      load_scores<Element, V>(row.scores, row.len, first, score);
+      selected = select_in_block(block, score, static_cast<std::uint32_t>(settings.k));
+    }
     const PickWriter writer(call, r, row.out_row);
     const std::int32_t count = min(row.len, settings.k);
-    const bool extras = !settings.by_value;  // else when the picks are in order
     const auto put = [&](std::int32_t place, std::int32_t index) {
-      if (extras)
-        writer.put(place, index, writer.wants_values() ? Element::bits(row.scores, index) : 0);
-      else
+      if (settings.by_value)  // the rest when the picks are in order
         writer.indices()[place] = index;
+      else
+        writer.put(place, index, writer.wants_values() ? Element::bits(row.scores, index) : 0);
     };
-    if (row.len <= settings.k) {
-      for (std::int32_t j = threadIdx.x; j < count; j += T) put(j, j);
-    } else {
-      const std::int32_t first = static_cast<int>(threadIdx.x) * V;
-      std::uint32_t key[V];
-      load_keys<Element, V>(row.scores, row.len, first, key);
-      Block<T> block(shared);
-      const Selected selected = select_in_block(block, key, static_cast<std::uint32_t>(settings.k));
+    if (row.len > settings.k)
       compact(block, selected, [&](std::uint32_t place, int i) {
         put(static_cast<std::int32_t>(place), first + i);
       });
-    }
+    else
+      for (std::int32_t j = static_cast<int>(threadIdx.x); j < count; j += T) put(j, j);
     if (settings.by_value) {
       order_by_value<Element>(row.scores, writer.indices(), count,
                               settings.ranks + std::int64_t{blockIdx.x} * settings.ranks_stride);
@@ -145,11 +148,11 @@ void launch(const SelectProblem& problem, const SelectCall& call, std::span<std:
   }
   const Shape shape = shape_for(rows, row_len, current_device().num_sms);
   const auto blocks = static_cast<unsigned>(grid);
-  if (shape.threads == 512 && shape.keys == 8)
+  if (shape.threads == 512 && shape.scores == 8)
     cta_kernel<Element, 512, 8><<<blocks, 512, 0, stream>>>(call, settings);
   else if (shape.threads == 512)
     cta_kernel<Element, 512, 16><<<blocks, 512, 0, stream>>>(call, settings);
-  else if (shape.keys == 8)
+  else if (shape.scores == 8)
     cta_kernel<Element, 1024, 8><<<blocks, 1024, 0, stream>>>(call, settings);
   else
     cta_kernel<Element, 1024, 16><<<blocks, 1024, 0, stream>>>(call, settings);
@@ -174,10 +177,13 @@ std::string why_not(const SelectProblem& problem) {
 }
 
 }  // namespace
+}  // namespace sparse_mla::cuda
 
-Entry<SelectProblem, SelectCall> cuda_cta_entry() {
-  return {"cuda_cta", Backend::cuda,   "a row in the registers of one block",
-          why_not,    workspace_bytes, run};
+namespace sparse_mla::topk {
+
+SelectEntry cuda_cta_entry() {
+  return {"cuda_cta",    Backend::cuda,         "a row in the registers of one block",
+          cuda::why_not, cuda::workspace_bytes, cuda::run};
 }
 
-}  // namespace sparse_mla::cuda
+}  // namespace sparse_mla::topk

@@ -65,11 +65,17 @@ std::size_t workspace_bytes(const SelectProblem& problem) {
 }
 
 }  // namespace
+}  // namespace sparse_mla::cuda
 
-Entry<SelectProblem, SelectCall> cuda_stream_entry() {
-  return {
-      "cuda_stream", Backend::cuda,   "a block per row: one reading against a sampled threshold",
-      why_not,       workspace_bytes, run};
+namespace sparse_mla::topk {
+
+SelectEntry cuda_stream_entry() {
+  return {"cuda_stream",
+          Backend::cuda,
+          "a block per row: one reading against a sampled threshold",
+          cuda::why_not,
+          cuda::workspace_bytes,
+          cuda::run};
 }
 
-}  // namespace sparse_mla::cuda
+}  // namespace sparse_mla::topk

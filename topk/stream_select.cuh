@@ -60,26 +60,29 @@ struct StreamSettings {
   bool by_value;
 };
 
-/// Keys that the filter lets pass: those of at least `least`; NaNs only where that is kNanKey.
+/// Scores that pass: those of at least a threshold, or all of them, NaN included.
 class Filter {
  public:
-  __device__ explicit Filter(std::uint32_t least) { set(least); }
+  /// NaN: all.
+  __device__ explicit Filter(float least) { set(least); }
 
-  __device__ void set(std::uint32_t least) {
+  __device__ void set(float least) {
     least_ = least;
-    all_ = least == topk::kNanKey ? ~0u : 0u;
-    least_value_ = float_of(least);  // a NaN, which nothing reaches, for kNanKey
+    all_ = least == least ? 0u : ~0u;
   }
-  /// From now on greater keys than `key` alone.
-  __device__ void set_above(std::uint32_t key) { set(max(key + 1, topk::kNegativeInfinityKey)); }
-  __device__ std::uint32_t least() const { return least_; }
-  __device__ bool passes(float score) const { return score >= least_value_; }
+  /// From now on those that rank before `score` whatever their index.
+  __device__ void set_above(float score) {
+    least_ = float_of(max(key_of(score) + 1, topk::kNegativeInfinityKey));
+    all_ = 0;
+  }
+  __device__ float least() const { return least_; }
+  __device__ bool passes(float score) const { return score >= least_; }
   /// Or'ed to the bits of passes().
   __device__ std::uint32_t all() const { return all_; }
 
  private:
-  std::uint32_t least_, all_;
-  float least_value_;
+  std::uint32_t all_;
+  float least_;
 };
 
 /// A row as 16-byte vectors of memory, with a few scores before the first and behind the last. Rows
@@ -115,8 +118,8 @@ struct RowVectors {
 
 /// A block's survivors, by ascending index.
 struct Survivors {
-  std::uint32_t* keys;    // [max_survivors]
-  std::int32_t* indices;  // [max_survivors]
+  float* scores;          // [kMaxSurvivors]
+  std::int32_t* indices;  // [kMaxSurvivors]
 };
 
 /// What blocks of a cluster tell each other.
@@ -125,33 +128,34 @@ struct ClusterShared {
   std::uint32_t cut_index;      // of the first survivor that found the buffer full
 };
 
-/// Thread's keys of a buffer with `filled` of them, kNanKey behind the last.
+/// A thread's scores of a buffer with `filled` of them, NaN behind the last.
 template <int T>
 __device__ void load_survivors(const Survivors& survivors, std::uint32_t filled,
-                               std::uint32_t (&key)[kSurvivorsPerThread<T>]) {
+                               float (&score)[kSurvivorsPerThread<T>]) {
   constexpr int kOwn = kSurvivorsPerThread<T>;
   static_assert(kOwn % 4 == 0);
   const std::uint32_t first = threadIdx.x * kOwn;
 #pragma unroll
   for (int i = 0; i < kOwn; i += 4) {
-    const uint4 raw = *reinterpret_cast<const uint4*>(survivors.keys + first + i);
-    const std::uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+    const float4 four = *reinterpret_cast<const float4*>(survivors.scores + first + i);
+    const float scores[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-    for (int j = 0; j < 4; ++j) key[i + j] = first + i + j < filled ? words[j] : topk::kNanKey;
+    for (int j = 0; j < 4; ++j)
+      score[i + j] = first + i + j < filled ? scores[j] : __int_as_float(0x7FFFFFFF);
   }
 }
 
-/// Cuts a full buffer back to its k best, by ascending index; the worst one's key. Not inlined: it
+/// Cuts a full buffer back to its k best, by ascending index; the worst one. Not inlined: it
 /// is rare, and its registers would be everyone's. Begins and ends with a barrier.
 template <int T>
-__device__ __noinline__ std::uint32_t cut_survivors(BlockShared& shared, Survivors survivors,
-                                                    std::uint32_t k) {
+__device__ __noinline__ float cut_survivors(BlockShared& shared, Survivors survivors,
+                                            std::uint32_t k) {
   constexpr int kOwn = kSurvivorsPerThread<T>;
   __syncthreads();
   Block<T> block(shared);
-  std::uint32_t key[kOwn];
-  load_survivors<T>(survivors, kMaxSurvivors<T>, key);
-  const Selected selected = select_in_block(block, key, k);
+  float score[kOwn];
+  load_survivors<T>(survivors, kMaxSurvivors<T>, score);
+  const Selected selected = select_in_block(block, score, k);
   std::int32_t index[kOwn];
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) index[i] = survivors.indices[threadIdx.x * kOwn + i];
@@ -166,16 +170,16 @@ __device__ __noinline__ std::uint32_t cut_survivors(BlockShared& shared, Survivo
     const bool is_above = selected.above >> i & 1, is_tie = selected.ties >> i & 1;
     if (is_above || (is_tie && ties < selected.wanted)) {
       const std::uint32_t at = above + min(ties, selected.wanted);
-      survivors.keys[at] = key[i];
+      survivors.scores[at] = score[i];
       survivors.indices[at] = index[i];
-      least = min(least, key[i]);
+      least = min(least, key_of(score[i]));
     }
     above += is_above;
     ties += is_tie;
   }
   block.bounds(least, greatest);
   __syncthreads();  // the caller's Block may be at the same turn
-  return least;
+  return float_of(least);
 }
 
 /// Streams scores through a filter into a buffer of survivors.
@@ -188,7 +192,7 @@ class RowStream {
 
   /// `in_flight`: [kLoads, T] 16-byte vectors.
   __device__ RowStream(Block<T>& block, ClusterShared& cluster, const Survivors& survivors,
-                       const std::byte* in_flight, std::uint32_t k, std::uint32_t least)
+                       const std::byte* in_flight, std::uint32_t k, float least)
       : block_(block),
         cluster_(cluster),
         survivors_(survivors),
@@ -202,7 +206,7 @@ class RowStream {
   __device__ void restart() {
     filled_ = 0;
     strict_ = false;
-    filter_.set(topk::kNanKey);
+    filter_.set(__int_as_float(0x7FFFFFFF));
   }
 
   /// Vectors [begin, end) of a row. Their way to registers leads through shared memory, which each
@@ -245,7 +249,7 @@ class RowStream {
             if (row.index(vector_of(tile, j)) + i <= done) mask &= ~(1u << (j * kVector + i));
       }
       const bool fits = append<kLoads, kVector>(mask, [&](int j, int i) {
-        return Survivor{topk::ordered_key(Vectors::bits(raw[j], i)),
+        return Survivor{__uint_as_float(Vectors::bits(raw[j], i)),
                         row.index(vector_of(tile, j)) + i};
       });
       if (fits) {
@@ -262,19 +266,19 @@ class RowStream {
   /// Scores [begin, end) of a row, one a thread at a time.
   __device__ void add_scores(const std::byte* row, std::int32_t begin, std::int32_t end) {
     add_each(end - begin, [&](std::int32_t i) {
-      return Survivor{topk::ordered_key(Element::bits(row, begin + i)), begin + i};
+      return Survivor{__uint_as_float(Element::bits(row, begin + i)), begin + i};
     });
   }
   /// Another block's survivors, `count` of them, in distributed shared memory.
   __device__ void add_survivors(const Survivors& from, std::uint32_t count) {
     add_each(static_cast<std::int32_t>(count), [&](std::int32_t i) {
-      return Survivor{from.keys[i], from.indices[i]};
+      return Survivor{from.scores[i], from.indices[i]};
     });
   }
 
  private:
   struct Survivor {
-    std::uint32_t key;
+    float score;
     std::int32_t index;
   };
 
@@ -285,10 +289,10 @@ class RowStream {
     for (std::int32_t tile = 0; tile < count;) {
       raise_when_full();
       const std::int32_t own = tile + static_cast<std::int32_t>(threadIdx.x);
-      Survivor survivor{topk::kNanKey, -1};
+      Survivor survivor{0, -1};
       if (own < count) survivor = get(own);
-      const unsigned mask =
-          own < count && survivor.key >= filter_.least() && survivor.index > done ? 1 : 0;
+      const unsigned mask = own < count && (filter_.passes(survivor.score) || filter_.all() != 0) &&
+                            survivor.index > done;
       if (append<1, 1>(mask, [&](int, int) { return survivor; })) {
         tile = count - tile > T ? tile + T : count;
         done = -1;
@@ -345,7 +349,7 @@ class RowStream {
           if ((mask >> (j * kVector + i) & 1) == 0) continue;
           if (at < kCapacity) {
             const Survivor survivor = get(j, i);
-            survivors_.keys[at] = survivor.key;
+            survivors_.scores[at] = survivor.score;
             survivors_.indices[at] = survivor.index;
           } else if (at == kCapacity) {
             cluster_.cut_index = static_cast<std::uint32_t>(get(j, i).index);
@@ -386,24 +390,23 @@ __device__ inline std::uint32_t sample_rank(float expected) {
   return static_cast<std::uint32_t>(ceilf(expected + 5 * sqrtf(expected) + 4));
 }
 
-/// A threshold from 8 (rows below 131,072: 4) scores of each thread, out of as many equal strata of
-/// the row's vectors, each at a place in its stratum that looks random. All blocks of a cluster
-/// read the same.
+/// A threshold, NaN for none, from 8 (rows below 131,072: 4) scores of each thread, out of as many
+/// equal strata of the row's vectors, each at a place in its stratum that looks random. All blocks
+/// of a cluster read the same.
 template <class Element, int T>
-__device__ std::uint32_t sample_threshold(Block<T>& block, const RowVectors<Element>& row,
-                                          std::uint32_t k) {
+__device__ float sample_threshold(Block<T>& block, const RowVectors<Element>& row,
+                                  std::uint32_t k) {
   constexpr int kVector = RowVectors<Element>::kVector, kLoads = kSampled / kVector;
   const auto vectors = static_cast<std::uint32_t>(row.count);
   constexpr std::int32_t kLongRow = 131072;
   const int loads = row.len >= kLongRow ? kLoads : max(kLoads / 2, 1);
-  std::uint32_t key[kSampled];
+  float score[kSampled];
 #pragma unroll
-  for (int i = 0; i < kSampled; ++i) key[i] = topk::kNanKey;
+  for (int i = 0; i < kSampled; ++i) score[i] = __int_as_float(0x7FFFFFFF);
   // Neighbouring vectors of one thread: a sector of memory is 32 bytes.
   const std::uint32_t groups = vectors / static_cast<std::uint32_t>(loads);
   const auto begin = static_cast<std::uint32_t>(std::uint64_t{groups} * threadIdx.x / T);
   const auto end = static_cast<std::uint32_t>(std::uint64_t{groups} * (threadIdx.x + 1) / T);
-  std::uint32_t sampled = 0;
   if (begin < end) {
     const std::uint32_t scattered = threadIdx.x * 2654435769u;  // 2^32 / the golden ratio
     const std::uint32_t group = begin + __umulhi(scattered, end - begin);
@@ -414,17 +417,17 @@ __device__ std::uint32_t sample_threshold(Block<T>& block, const RowVectors<Elem
       const uint4 raw = __ldg(row.address(v));
 #pragma unroll
       for (int i = 0; i < kVector; ++i)
-        key[j * kVector + i] = topk::ordered_key(RowVectors<Element>::bits(raw, i));
+        score[j * kVector + i] = __uint_as_float(RowVectors<Element>::bits(raw, i));
     }
-    sampled = static_cast<std::uint32_t>(loads * kVector);
   }
   // Strata without a vector are those of rows shorter than the sample: every T/groups-th has one.
   const float in_sample = static_cast<float>(
       groups < T ? groups * loads * kVector : T * static_cast<unsigned>(loads) * kVector);
   const std::uint32_t rank =
       sample_rank(static_cast<float>(k) * in_sample / static_cast<float>(row.len));
-  if (static_cast<float>(rank) > in_sample / 2) return topk::kNanKey;  // nothing worth filtering
-  return threshold_in_block(block, key, rank);
+  if (static_cast<float>(rank) > in_sample / 2)
+    return __int_as_float(0x7FFFFFFF);  // nothing worth filtering
+  return threshold_in_block(block, score, rank);
 }
 
 /// Selects from row r with a cluster of blocks (kCluster) or one block.
@@ -442,7 +445,7 @@ __device__ void stream_row(const SelectCall& call, const StreamSettings& setting
     blocks = cg::this_cluster().num_blocks();
   }
 #endif
-  const Survivors survivors{reinterpret_cast<std::uint32_t*>(dynamic),
+  const Survivors survivors{reinterpret_cast<float*>(dynamic),
                             reinterpret_cast<std::int32_t*>(dynamic) + Rows::kCapacity};
   Block<T> block(shared);
   Selected selected;
@@ -495,14 +498,14 @@ __device__ void stream_row(const SelectCall& call, const StreamSettings& setting
     if constexpr (kCluster) {
       const auto self = cg::this_cluster();
       const auto of_block = [&](unsigned b) {
-        return Survivors{self.map_shared_rank(survivors.keys, b),
+        return Survivors{self.map_shared_rank(survivors.scores, b),
                          self.map_shared_rank(survivors.indices, b)};
       };
       if (total <= Rows::kCapacity) {
         const Survivors leader = of_block(0);
         if (rank != 0)
           for (std::uint32_t j = threadIdx.x; j < stream.filled(); j += T) {
-            leader.keys[before + j] = survivors.keys[j];
+            leader.scores[before + j] = survivors.scores[j];
             leader.indices[before + j] = survivors.indices[j];
           }
         stream.set_filled(total);
@@ -515,28 +518,30 @@ __device__ void stream_row(const SelectCall& call, const StreamSettings& setting
 #endif
     if (rank != 0) return;
     __syncthreads();
-    std::uint32_t key[kSurvivorsPerThread<T>];
-    load_survivors<T>(survivors, stream.filled(), key);
-    selected = select_in_block(block, key, k);
+    float score[kSurvivorsPerThread<T>];
+    load_survivors<T>(survivors, stream.filled(), score);
+    selected = select_in_block(block, score, k);
   } else if (rank != 0) {
     return;
   }
 
   const PickWriter writer(call, r, row.out_row);
   const std::int32_t count = min(row.len, settings.k);
-  const auto put = [&](std::int32_t place, std::int32_t index) {
+  const auto put = [&](std::int32_t place, std::int32_t index, std::uint32_t score_bits) {
     if (settings.by_value)  // the rest when the picks are in order
       writer.indices()[place] = index;
     else
-      writer.put(place, index, writer.wants_values() ? Element::bits(row.scores, index) : 0);
+      writer.put(place, index, score_bits);
   };
   if (row.len > settings.k)
     compact(block, selected, [&](std::uint32_t place, int i) {
-      put(static_cast<std::int32_t>(place),
-          survivors.indices[threadIdx.x * kSurvivorsPerThread<T> + static_cast<unsigned>(i)]);
+      const unsigned from = threadIdx.x * kSurvivorsPerThread<T> + static_cast<unsigned>(i);
+      put(static_cast<std::int32_t>(place), survivors.indices[from],
+          __float_as_uint(survivors.scores[from]));
     });
   else
-    for (std::int32_t j = static_cast<int>(threadIdx.x); j < count; j += T) put(j, j);
+    for (std::int32_t j = static_cast<int>(threadIdx.x); j < count; j += T)
+      put(j, j, writer.wants_values() ? Element::bits(row.scores, j) : 0);
   if (settings.by_value) {
     order_by_value<Element>(row.scores, writer.indices(), count,
                             reinterpret_cast<std::uint64_t*>(dynamic));
