@@ -37,6 +37,7 @@ struct BlockShared {
   std::uint64_t ranked[kMaxRanked];
   std::uint32_t of_warp[2][2][32];  // partial results of sums and bounds; calls take turns
   std::uint32_t part, above, in_part, num_ranked;
+  std::uint64_t cut;
 };
 
 /// Sums and bounds over a block of T threads. One barrier a call: who writes a turn's words again
@@ -46,8 +47,9 @@ class Block {
  public:
   static constexpr int kWarps = T / 32;
 
-  __device__ explicit Block(BlockShared& shared)
-      : shared(shared), lane(threadIdx.x % 32), warp(threadIdx.x / 32) {}
+  /// A warp none of whose threads has a score is idle: it only comes to the barriers.
+  __device__ explicit Block(BlockShared& shared, bool idle = false)
+      : shared(shared), lane(threadIdx.x % 32), warp(threadIdx.x / 32), idle(idle) {}
 
   /// The sum over the threads before this one; `total` over all.
   __device__ std::uint32_t exclusive_sum(std::uint32_t value, std::uint32_t& total) {
@@ -92,6 +94,7 @@ class Block {
 
   BlockShared& shared;
   const unsigned lane, warp;
+  bool idle;
 
  private:
   using Turn = std::uint32_t (*)[32];
@@ -133,10 +136,12 @@ class ValueParts {
   template <int T, int V>
   __device__ ValueParts(Block<T>& block, const float (&score)[V]) {
     float least = __int_as_float(0x7F800000), greatest = -least;
+    if (!block.idle) {
 #pragma unroll
-    for (int i = 0; i < V; ++i) {  // NaNs do not count
-      least = fminf(least, score[i]);
-      greatest = fmaxf(greatest, score[i]);
+      for (int i = 0; i < V; ++i) {  // NaNs do not count
+        least = fminf(least, score[i]);
+        greatest = fmaxf(greatest, score[i]);
+      }
     }
     std::uint32_t low = key_of(least), high = key_of(greatest);
     block.bounds(low, high);
@@ -146,7 +151,7 @@ class ValueParts {
     low_ = low <= high ? float_of(low) : 0;
     width_ = low <= high ? float_of(high) - low_ : 0;
     // Neither 0, which times +inf is NaN (a width that overflows), nor +inf (none).
-    scale_ = fminf(fmaxf((kParts - 1) / width_, FLT_MIN), FLT_MAX);
+    scale_ = fminf(fmaxf(__fdividef(kParts - 1, width_), FLT_MIN), FLT_MAX);
   }
   __device__ float place(float score) const { return fmaf(score - low_, scale_, kFirst); }
   /// Its part; at least kParts for a score without one.
@@ -163,7 +168,7 @@ class ValueParts {
   /// A score that all of the part and of those above it reach, and few below it.
   __device__ float threshold(std::uint32_t part) const {
     const float parts = static_cast<float>(max(part, 2u) - 2);  // rounding is less than that
-    return fmaf(parts, width_ / (kParts - 1), low_);
+    return fmaf(parts, width_ * (1.0f / (kParts - 1)), low_);
   }
 
  private:
@@ -192,10 +197,12 @@ template <int T, int V, class PartOf>
 __device__ bool find_part(Block<T>& block, PartOf part_of, std::uint32_t wanted, InPlay& in_play,
                           std::uint32_t& counted) {
   BlockShared& shared = block.shared;
+  if (!block.idle) {
 #pragma unroll
-  for (int i = 0; i < V; ++i) {
-    const std::uint32_t part = part_of(i);
-    if (part < kParts) atomicAdd(&shared.histogram[part], 1u);
+    for (int i = 0; i < V; ++i) {
+      const std::uint32_t part = part_of(i);
+      if (part < kParts) atomicAdd(&shared.histogram[part], 1u);
+    }
   }
   __syncthreads();
   constexpr int kOwn = kParts / T;  // thread 0 has the highest
@@ -266,19 +273,26 @@ __device__ unsigned rank_in_play(Block<T>& block, const float (&score)[V], unsig
   const auto rank_of = [&](int i) {
     return topk::packed_rank(key_of(score[i]), threadIdx.x * V + i);
   };
+  if (in != 0) {
 #pragma unroll
-  for (int i = 0; i < V; ++i)
-    if (in >> i & 1) shared.ranked[atomicAdd(&shared.num_ranked, 1u)] = rank_of(i);
+    for (int i = 0; i < V; ++i)
+      if (in >> i & 1) shared.ranked[atomicAdd(&shared.num_ranked, 1u)] = rank_of(i);
+  }
+  __syncthreads();
+  if (threadIdx.x < in_play.count) {
+    const std::uint64_t own = shared.ranked[threadIdx.x];
+    std::uint32_t before = 0;
+#pragma unroll 8
+    for (std::uint32_t j = 0; j < in_play.count; ++j) before += shared.ranked[j] < own;
+    if (before == in_play.wanted - 1) shared.cut = own;
+  }
   __syncthreads();
   unsigned selected = 0;
+  if (in != 0) {
+    const std::uint64_t cut = shared.cut;
 #pragma unroll
-  for (int i = 0; i < V; ++i) {
-    if ((in >> i & 1) == 0) continue;
-    const std::uint64_t own = rank_of(i);
-    std::uint32_t before = 0;
-#pragma unroll 4
-    for (std::uint32_t j = 0; j < in_play.count; ++j) before += shared.ranked[j] < own;
-    if (before < in_play.wanted) selected |= 1u << i;
+    for (int i = 0; i < V; ++i)
+      if ((in >> i & 1) != 0 && rank_of(i) <= cut) selected |= 1u << i;
   }
   return selected;
 }
@@ -323,11 +337,13 @@ __device__ Selected select_in_block(Block<T>& block, const float (&score)[V],
   }
   const float edge = parts.edge(in_play.part), edge_above = parts.edge_above(in_play.part);
   unsigned at_or_above = 0, above = 0;
+  if (!block.idle) {
 #pragma unroll
-  for (int i = 0; i < V; ++i) {
-    const float place = parts.place(score[i]);
-    at_or_above |= static_cast<unsigned>(place >= edge) << i;
-    above |= static_cast<unsigned>(place > edge_above) << i;
+    for (int i = 0; i < V; ++i) {
+      const float place = parts.place(score[i]);
+      if (place >= edge) at_or_above |= 1u << i;
+      if (place > edge_above) above |= 1u << i;
+    }
   }
   if (in_play.count == in_play.wanted) return {at_or_above, 0, 0};
   const unsigned in = at_or_above & ~above;
@@ -359,22 +375,28 @@ __device__ float threshold_in_block(Block<T>& block, const float (&score)[V],
   return float_of(range.low);
 }
 
-/// Calls sink(place, i) for each selected score[i]: places 0 … wanted − 1 by ascending position.
-template <int T, class Sink>
-__device__ void compact(Block<T>& block, const Selected& selected, Sink sink) {
+/// Lists the positions of the selected scores, ascending. Returns with a barrier still to come.
+template <int T, int V>
+__device__ void list_selected(Block<T>& block, Selected selected, std::uint16_t* positions) {
+  static_assert(T * V <= 1 << 14, "two counts share a word, positions have 16 bits");
+  const auto num_ties = static_cast<std::uint32_t>(__popc(selected.ties));
   std::uint32_t total;
-  const std::uint32_t before =
-      block.exclusive_sum(static_cast<std::uint32_t>(__popc(selected.above)) |
-                              static_cast<std::uint32_t>(__popc(selected.ties)) << 16,
-                          total);
-  std::uint32_t above = before & 0xFFFFu, ties = before >> 16;
-  for (unsigned left = selected.above | selected.ties; left != 0; left &= left - 1) {
-    const int i = __ffs(static_cast<int>(left)) - 1;
-    const bool is_tie = selected.ties >> i & 1;
-    if (!is_tie || ties < selected.wanted) sink(above + min(ties, selected.wanted), i);
-    above += !is_tie;
-    ties += is_tie;
+  const std::uint32_t before = block.exclusive_sum(
+      static_cast<std::uint32_t>(__popc(selected.above)) | num_ties << 16, total);
+  std::uint32_t place = before & 0xFFFFu;
+  if (total >> 16 != 0) {  // the first `wanted` ties of the block
+    const std::uint32_t ties_before = min(before >> 16, selected.wanted);
+    place += ties_before;
+    for (std::uint32_t surplus = num_ties - min(selected.wanted - ties_before, num_ties);
+         surplus != 0; --surplus)
+      selected.ties &= ~(1u << (31 - __clz(static_cast<int>(selected.ties))));
+    selected.above |= selected.ties;
   }
+  if (selected.above == 0) return;
+#pragma unroll
+  for (int i = 0; i < V; ++i)
+    if (selected.above >> i & 1)
+      positions[place++] = static_cast<std::uint16_t>(threadIdx.x * V + static_cast<unsigned>(i));
 }
 
 }  // namespace sparse_mla::cuda

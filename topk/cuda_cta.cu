@@ -27,16 +27,13 @@ namespace {
 struct Shape {
   int threads, scores;
 };
-constexpr Shape kShapes[] = {{512, 8}, {512, 16}, {1024, 8}, {1024, 16}};
+constexpr Shape kShapes[] = {{512, 8}, {512, 16}, {1024, 16}};
 constexpr std::int64_t max_row_len() { return 16384; }
 
-/// The block for rows of up to `row_len` scores. Rows of 8,192: 1,024 threads finish one sooner,
-/// but where SMs have several rows each, two blocks of 512 share an SM and one works while the
-/// other waits at a barrier.
-constexpr Shape shape_for(std::int64_t rows, std::int64_t row_len, int num_sms) {
-  if (row_len <= 4096) return kShapes[0];
-  if (row_len <= 8192) return rows > 2 * std::int64_t{num_sms} ? kShapes[1] : kShapes[2];
-  return kShapes[3];
+/// The block for rows of up to `row_len` scores. What a warp does once – sums, bounds – costs as
+/// much as its scores: 16 a thread. Two blocks of 512 threads share an SM.
+constexpr Shape shape_for(std::int64_t row_len) {
+  return row_len <= 4096 ? kShapes[0] : row_len <= 8192 ? kShapes[1] : kShapes[2];
 }
 
 struct Settings {
@@ -77,31 +74,29 @@ __global__ void __launch_bounds__(T, 1024 / T)
     cta_kernel(const __grid_constant__ SelectCall call, const __grid_constant__ Settings settings) {
   static_assert(V % static_cast<int>(16 / Element::kBytes) == 0);
   __shared__ BlockShared shared;
+  extern __shared__ std::uint16_t positions[];  // [k] of the selected
   for (std::int64_t r = blockIdx.x; r < call.scores.num_rows; r += gridDim.x) {
     const DeviceRow row = row_of<Element>(call, settings.max_row_len, r);
     if (row.out_row < 0) continue;
-    const std::int32_t first = static_cast<int>(threadIdx.x) * V;
-    Block<T> block(shared);
-    Selected selected;
-    if (row.len > settings.k) {
+    const bool all = row.len <= settings.k;
+    if (!all) {
+      const std::int32_t first = static_cast<int>(threadIdx.x) * V;
+      Block<T> block(shared, first - static_cast<int>(threadIdx.x % 32) * V >= row.len);
       float score[V];
       load_scores<Element, V>(row.scores, row.len, first, score);
-      selected = select_in_block(block, score, static_cast<std::uint32_t>(settings.k));
+      list_selected<T, V>(
+          block, select_in_block(block, score, static_cast<std::uint32_t>(settings.k)), positions);
+      __syncthreads();
     }
     const PickWriter writer(call, r, row.out_row);
     const std::int32_t count = min(row.len, settings.k);
-    const auto put = [&](std::int32_t place, std::int32_t index) {
+    for (std::int32_t j = static_cast<int>(threadIdx.x); j < count; j += T) {
+      const std::int32_t index = all ? j : positions[j];
       if (settings.by_value)  // the rest when the picks are in order
-        writer.indices()[place] = index;
+        writer.indices()[j] = index;
       else
-        writer.put(place, index, writer.wants_values() ? Element::bits(row.scores, index) : 0);
-    };
-    if (row.len > settings.k)
-      compact(block, selected, [&](std::uint32_t place, int i) {
-        put(static_cast<std::int32_t>(place), first + i);
-      });
-    else
-      for (std::int32_t j = static_cast<int>(threadIdx.x); j < count; j += T) put(j, j);
+        writer.put(j, index, writer.wants_values() ? Element::bits(row.scores, index) : 0);
+    }
     if (settings.by_value) {
       order_by_value<Element>(row.scores, writer.indices(), count,
                               settings.ranks + std::int64_t{blockIdx.x} * settings.ranks_stride);
@@ -146,16 +141,17 @@ void launch(const SelectProblem& problem, const SelectCall& call, std::span<std:
     settings.ranks_stride = sort_size(problem);
     grid = std::min(grid, sorting_blocks(problem));
   }
-  const Shape shape = shape_for(rows, row_len, current_device().num_sms);
+  const Shape shape = shape_for(row_len);
   const auto blocks = static_cast<unsigned>(grid);
+  // Of a row with more than k scores.
+  const auto shared_bytes = static_cast<std::size_t>(
+      sizeof(std::uint16_t) * std::min<std::int64_t>(problem.k, max_row_len()));
   if (shape.threads == 512 && shape.scores == 8)
-    cta_kernel<Element, 512, 8><<<blocks, 512, 0, stream>>>(call, settings);
+    cta_kernel<Element, 512, 8><<<blocks, 512, shared_bytes, stream>>>(call, settings);
   else if (shape.threads == 512)
-    cta_kernel<Element, 512, 16><<<blocks, 512, 0, stream>>>(call, settings);
-  else if (shape.scores == 8)
-    cta_kernel<Element, 1024, 8><<<blocks, 1024, 0, stream>>>(call, settings);
+    cta_kernel<Element, 512, 16><<<blocks, 512, shared_bytes, stream>>>(call, settings);
   else
-    cta_kernel<Element, 1024, 16><<<blocks, 1024, 0, stream>>>(call, settings);
+    cta_kernel<Element, 1024, 16><<<blocks, 1024, shared_bytes, stream>>>(call, settings);
   check_launch("cta_kernel");
 }
 

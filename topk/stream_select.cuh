@@ -119,7 +119,7 @@ struct RowVectors {
 /// A block's survivors, by ascending index.
 struct Survivors {
   float* scores;          // [kMaxSurvivors]
-  std::int32_t* indices;  // [kMaxSurvivors]
+  std::int32_t* indices;  // [kMaxSurvivors], right behind the scores
 };
 
 /// What blocks of a cluster tell each other.
@@ -196,6 +196,7 @@ class RowStream {
       : block_(block),
         cluster_(cluster),
         survivors_(survivors),
+        scores_(ptx::shared_address(survivors.scores)),
         in_flight_(ptx::shared_address(in_flight) + threadIdx.x * 16),
         k_(k),
         filter_(least) {}
@@ -340,27 +341,42 @@ class RowStream {
     std::uint32_t total;
     const std::uint32_t base = filled_ + block_.sum_of_warps(of_warp, total);
     const bool fits = total <= kCapacity - filled_;
-    if (mask != 0) {
+    if (fits) {
+      filled_ += total;
+      if (mask == 0) return true;
 #pragma unroll
       for (int j = 0; j < kTileLoads; ++j) {
-        std::uint32_t at = base + place[j];
+        std::uint32_t at = scores_ + (base + place[j]) * 4;
 #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          if ((mask >> (j * kVector + i) & 1) == 0) continue;
-          if (at < kCapacity) {
+        for (int i = 0; i < kVector; ++i)
+          if (mask >> (j * kVector + i) & 1) {
             const Survivor survivor = get(j, i);
-            survivors_.scores[at] = survivor.score;
-            survivors_.indices[at] = survivor.index;
-          } else if (at == kCapacity) {
-            cluster_.cut_index = static_cast<std::uint32_t>(get(j, i).index);
+            ptx::store_shared_4(at, __float_as_uint(survivor.score));
+            ptx::store_shared_4(at + 4 * kCapacity, static_cast<std::uint32_t>(survivor.index));
+            at += 4;
           }
-          ++at;
+      }
+      return true;
+    }
+#pragma unroll
+    for (int j = 0; j < kTileLoads; ++j) {
+      std::uint32_t at = base + place[j];
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        if ((mask >> (j * kVector + i) & 1) == 0) continue;
+        const Survivor survivor = get(j, i);
+        if (at < kCapacity) {
+          survivors_.scores[at] = survivor.score;
+          survivors_.indices[at] = survivor.index;
+        } else if (at == kCapacity) {
+          cluster_.cut_index = static_cast<std::uint32_t>(survivor.index);
         }
+        ++at;
       }
     }
-    filled_ = fits ? filled_ + total : kCapacity;
-    if (!fits) __syncthreads();
-    return fits;
+    filled_ = kCapacity;
+    __syncthreads();
+    return false;
   }
 
   /// Cuts the full buffer back to its k best; later only greater keys than the worst of them pass.
@@ -376,6 +392,7 @@ class RowStream {
   Block<T>& block_;
   ClusterShared& cluster_;
   const Survivors survivors_;
+  const std::uint32_t scores_;     // survivors_.scores in shared memory, indices right behind
   const std::uint32_t in_flight_;  // this thread's, in shared memory
   const std::uint32_t k_;
   Filter filter_;
@@ -390,7 +407,7 @@ __device__ inline std::uint32_t sample_rank(float expected) {
   return static_cast<std::uint32_t>(ceilf(expected + 5 * sqrtf(expected) + 4));
 }
 
-/// A threshold, NaN for none, from 8 (rows below 131,072: 4) scores of each thread, out of as many
+/// A threshold, NaN for none, from 4,096 scores (of long rows 8 of each thread), out of as many
 /// equal strata of the row's vectors, each at a place in its stratum that looks random. All blocks
 /// of a cluster read the same.
 template <class Element, int T>
@@ -398,8 +415,8 @@ __device__ float sample_threshold(Block<T>& block, const RowVectors<Element>& ro
                                   std::uint32_t k) {
   constexpr int kVector = RowVectors<Element>::kVector, kLoads = kSampled / kVector;
   const auto vectors = static_cast<std::uint32_t>(row.count);
-  constexpr std::int32_t kLongRow = 131072;
-  const int loads = row.len >= kLongRow ? kLoads : max(kLoads / 2, 1);
+  constexpr std::int32_t kLongRow = 1 << 18;
+  const int loads = T < 1024 || row.len >= kLongRow ? kLoads : max(kLoads / 2, 1);
   float score[kSampled];
 #pragma unroll
   for (int i = 0; i < kSampled; ++i) score[i] = __int_as_float(0x7FFFFFFF);
@@ -448,7 +465,8 @@ __device__ void stream_row(const SelectCall& call, const StreamSettings& setting
   const Survivors survivors{reinterpret_cast<float*>(dynamic),
                             reinterpret_cast<std::int32_t*>(dynamic) + Rows::kCapacity};
   Block<T> block(shared);
-  Selected selected;
+  // Of the selected survivors, where vectors were in flight.
+  auto* const positions = reinterpret_cast<std::uint16_t*>(dynamic + 8 * Rows::kCapacity);
   if (row.len > settings.k) {  // the same for all blocks of a cluster
 #if __CUDA_ARCH__ >= 900
     if constexpr (kCluster) ptx::cluster_arrive();  // waited for before the first remote access
@@ -518,30 +536,31 @@ __device__ void stream_row(const SelectCall& call, const StreamSettings& setting
 #endif
     if (rank != 0) return;
     __syncthreads();
+    block.idle = (threadIdx.x - threadIdx.x % 32) * kSurvivorsPerThread<T> >= stream.filled();
     float score[kSurvivorsPerThread<T>];
     load_survivors<T>(survivors, stream.filled(), score);
-    selected = select_in_block(block, score, k);
+    list_selected<T, kSurvivorsPerThread<T>>(block, select_in_block(block, score, k), positions);
+    __syncthreads();
   } else if (rank != 0) {
     return;
   }
 
   const PickWriter writer(call, r, row.out_row);
   const std::int32_t count = min(row.len, settings.k);
-  const auto put = [&](std::int32_t place, std::int32_t index, std::uint32_t score_bits) {
+  for (std::int32_t j = static_cast<int>(threadIdx.x); j < count; j += T) {
+    std::int32_t index = j;
+    std::uint32_t bits = 0;
+    if (row.len > settings.k) {
+      index = survivors.indices[positions[j]];
+      bits = __float_as_uint(survivors.scores[positions[j]]);
+    } else if (writer.wants_values()) {
+      bits = Element::bits(row.scores, j);
+    }
     if (settings.by_value)  // the rest when the picks are in order
-      writer.indices()[place] = index;
+      writer.indices()[j] = index;
     else
-      writer.put(place, index, score_bits);
-  };
-  if (row.len > settings.k)
-    compact(block, selected, [&](std::uint32_t place, int i) {
-      const unsigned from = threadIdx.x * kSurvivorsPerThread<T> + static_cast<unsigned>(i);
-      put(static_cast<std::int32_t>(place), survivors.indices[from],
-          __float_as_uint(survivors.scores[from]));
-    });
-  else
-    for (std::int32_t j = static_cast<int>(threadIdx.x); j < count; j += T)
-      put(j, j, writer.wants_values() ? Element::bits(row.scores, j) : 0);
+      writer.put(j, index, bits);
+  }
   if (settings.by_value) {
     order_by_value<Element>(row.scores, writer.indices(), count,
                             reinterpret_cast<std::uint64_t*>(dynamic));

@@ -38,6 +38,11 @@ __device__ inline void store_shared_16(std::uint32_t shared, const std::uint32_t
                : "memory");
 }
 
+/// 4 bytes, 4-byte aligned.
+__device__ inline void store_shared_4(std::uint32_t shared, std::uint32_t value) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared), "r"(value) : "memory");
+}
+
 /// 16 bytes to registers, 16-byte aligned.
 __device__ inline uint4 load_shared_16(std::uint32_t shared) {
   uint4 value;
