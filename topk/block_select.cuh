@@ -36,8 +36,8 @@ struct BlockShared {
   std::uint32_t histogram[kParts];
   std::uint64_t ranked[kMaxRanked];
   std::uint32_t of_warp[2][2][32];  // partial results of sums and bounds; calls take turns
-  std::uint32_t part, above, in_part, num_ranked;
-  std::uint64_t cut;
+  std::uint32_t ranked_selected[kMaxRanked / 32];  // bits
+  std::uint32_t part, above, in_part;
 };
 
 /// Sums and bounds over a block of T threads. One barrier a call: who writes a turn's words again
@@ -113,6 +113,9 @@ __device__ inline std::uint32_t key_of(float score) {
   return topk::ordered_key(__float_as_uint(score));
 }
 
+/// What stands for a score that is not there: a NaN.
+__device__ inline float no_score() { return __uint_as_float(0x7FFFFFFFu); }
+
 /// Bounds of the scores for which in(i), as keys: the block's. low > high where there are none.
 template <int T, int V, class In>
 __device__ void bounds_of(Block<T>& block, const float (&score)[V], In in, std::uint32_t& low,
@@ -187,7 +190,6 @@ template <int T>
 __device__ void clear_histogram(BlockShared& shared) {
 #pragma unroll
   for (int part = 0; part < kParts / T; ++part) shared.histogram[part * T + threadIdx.x] = 0;
-  if (threadIdx.x == 0) shared.num_ranked = 0;
 }
 
 /// Finds the part of the wanted-th of the scores i = 0 … V − 1 of each thread that have one,
@@ -258,71 +260,34 @@ __device__ void narrow(Block<T>& block, const float (&score)[V], std::uint32_t e
   }
 }
 
-/// A thread's selected scores: those of `above`, and of all threads' scores of `ties` the `wanted`
-/// with the lowest positions. Bit i stands for score[i].
-struct Selected {
-  unsigned above = 0, ties = 0;
-  std::uint32_t wanted = 0;
+/// A thread's part of a selection: all scores of `above`, and `wanted` of all threads' scores of
+/// `in`, of which there are `count`: the best, or where they are `equal` (or all are wanted) the
+/// first. Bit i stands for score[i].
+struct Selection {
+  unsigned above, in;
+  std::uint32_t wanted, count;
+  bool equal;
 };
 
-/// Ranks the scores of `in`, all threads' at most kMaxRanked, against each other: those selected.
+/// The selection from a range of keys.
 template <int T, int V>
-__device__ unsigned rank_in_play(Block<T>& block, const float (&score)[V], unsigned in,
-                                 const InPlay& in_play) {
-  BlockShared& shared = block.shared;
-  const auto rank_of = [&](int i) {
-    return topk::packed_rank(key_of(score[i]), threadIdx.x * V + i);
-  };
-  if (in != 0) {
-#pragma unroll
-    for (int i = 0; i < V; ++i)
-      if (in >> i & 1) shared.ranked[atomicAdd(&shared.num_ranked, 1u)] = rank_of(i);
-  }
-  __syncthreads();
-  if (threadIdx.x < in_play.count) {
-    const std::uint64_t own = shared.ranked[threadIdx.x];
-    std::uint32_t before = 0;
-#pragma unroll 8
-    for (std::uint32_t j = 0; j < in_play.count; ++j) before += shared.ranked[j] < own;
-    if (before == in_play.wanted - 1) shared.cut = own;
-  }
-  __syncthreads();
-  unsigned selected = 0;
-  if (in != 0) {
-    const std::uint64_t cut = shared.cut;
-#pragma unroll
-    for (int i = 0; i < V; ++i)
-      if ((in >> i & 1) != 0 && rank_of(i) <= cut) selected |= 1u << i;
-  }
-  return selected;
-}
-
-/// The selected of a range of keys.
-template <int T, int V>
-__device__ Selected select_in_range(Block<T>& block, const float (&score)[V], KeyRange range,
-                                    InPlay in_play) {
+__device__ Selection select_in_range(Block<T>& block, const float (&score)[V], KeyRange range,
+                                     InPlay in_play) {
   narrow(block, score, kMaxRanked, range, in_play);
-  unsigned in = 0;
-  Selected selected;
+  Selection selection{0, 0, in_play.wanted, in_play.count, range.low == range.high};
 #pragma unroll
   for (int i = 0; i < V; ++i) {
-    in |= static_cast<unsigned>(range.has(score[i])) << i;
-    selected.above |= static_cast<unsigned>(key_of(score[i]) > range.high) << i;
+    if (range.has(score[i])) selection.in |= 1u << i;
+    if (key_of(score[i]) > range.high) selection.above |= 1u << i;
   }
-  if (range.low == range.high || in_play.count == in_play.wanted) {
-    selected.ties = in;
-    selected.wanted = in_play.wanted;
-  } else {
-    selected.above |= rank_in_play(block, score, in, in_play);
-  }
-  return selected;
+  return selection;
 }
 
 /// Selects `wanted` (1 … T·V) of the block's scores. Begins and ends without a barrier: what the
 /// scratch held before must not be read any more, and it may be in use still.
 template <int T, int V>
-__device__ Selected select_in_block(Block<T>& block, const float (&score)[V],
-                                    std::uint32_t wanted) {
+__device__ Selection select_in_block(Block<T>& block, const float (&score)[V],
+                                     std::uint32_t wanted) {
   clear_histogram<T>(block.shared);
   const ValueParts parts(block, score);
   InPlay in_play;
@@ -345,9 +310,9 @@ __device__ Selected select_in_block(Block<T>& block, const float (&score)[V],
       if (place > edge_above) above |= 1u << i;
     }
   }
-  if (in_play.count == in_play.wanted) return {at_or_above, 0, 0};
   const unsigned in = at_or_above & ~above;
-  if (in_play.count <= kMaxRanked) return {above | rank_in_play(block, score, in, in_play), 0, 0};
+  if (in_play.count <= kMaxRanked || in_play.count == in_play.wanted)
+    return {above, in, in_play.wanted, in_play.count, false};
   KeyRange range;
   bounds_of(
       block, score, [&](int i) { return (in >> i & 1) != 0; }, range.low, range.high);
@@ -365,7 +330,7 @@ __device__ float threshold_in_block(Block<T>& block, const float (&score)[V],
   std::uint32_t counted;
   if (!find_part<T, V>(
           block, [&](int i) { return parts.part(score[i]); }, wanted, in_play, counted))
-    return __int_as_float(0x7FFFFFFF);
+    return no_score();
   if (in_play.count <= kMaxRanked + in_play.wanted) return parts.threshold(in_play.part);
   KeyRange range;  // heavy tails leave most scores in one part
   bounds_of(
@@ -375,28 +340,80 @@ __device__ float threshold_in_block(Block<T>& block, const float (&score)[V],
   return float_of(range.low);
 }
 
-/// Lists the positions of the selected scores, ascending. Returns with a barrier still to come.
-template <int T, int V>
-__device__ void list_selected(Block<T>& block, Selected selected, std::uint16_t* positions) {
-  static_assert(T * V <= 1 << 14, "two counts share a word, positions have 16 bits");
-  const auto num_ties = static_cast<std::uint32_t>(__popc(selected.ties));
+/// The bits below bit n of a word that is the w-th of a row of words.
+__device__ inline std::uint32_t bits_below(std::uint32_t n, std::uint32_t w) {
+  return n <= 32 * w ? 0 : n >= 32 * w + 32 ? ~0u : (1u << (n - 32 * w)) - 1;
+}
+
+/// Calls sink(place, i) for each selected score[i]: places ascend with the positions.
+template <int T, int V, class Sink>
+__device__ void for_each_selected(Block<T>& block, const float (&score)[V],
+                                  const Selection& selection, Sink sink) {
+  static_assert(T * V < 1 << 16, "two counts share a word");
+  BlockShared& shared = block.shared;
   std::uint32_t total;
-  const std::uint32_t before = block.exclusive_sum(
-      static_cast<std::uint32_t>(__popc(selected.above)) | num_ties << 16, total);
+  const std::uint32_t before =
+      block.exclusive_sum(static_cast<std::uint32_t>(__popc(selection.above)) |
+                              static_cast<std::uint32_t>(__popc(selection.in)) << 16,
+                          total);
+  const std::uint32_t in_before = before >> 16;
   std::uint32_t place = before & 0xFFFFu;
-  if (total >> 16 != 0) {  // the first `wanted` ties of the block
-    const std::uint32_t ties_before = min(before >> 16, selected.wanted);
-    place += ties_before;
-    for (std::uint32_t surplus = num_ties - min(selected.wanted - ties_before, num_ties);
-         surplus != 0; --surplus)
-      selected.ties &= ~(1u << (31 - __clz(static_cast<int>(selected.ties))));
-    selected.above |= selected.ties;
+  unsigned selected = selection.above;
+  if (selection.equal || selection.count == selection.wanted) {
+    place += min(in_before, selection.wanted);
+    std::uint32_t left = selection.wanted - min(in_before, selection.wanted);
+    for (unsigned in = selection.in; in != 0 && left != 0; in &= in - 1, --left)
+      selected |= in & (0u - in);
+  } else {
+    // Ranked against each other, one a thread; they stand by position, the tie's order.
+    std::uint32_t n = in_before;
+    if (selection.in != 0) {
+#pragma unroll
+      for (int i = 0; i < V; ++i)
+        if (selection.in >> i & 1) {
+          shared.ranked[n] = topk::packed_rank(key_of(score[i]), n);
+          ++n;
+        }
+    }
+    __syncthreads();
+    if (block.warp < kMaxRanked / 32) {
+      bool wins = false;
+      if (threadIdx.x < selection.count) {
+        const std::uint64_t own = shared.ranked[threadIdx.x];
+        std::uint32_t better = 0;
+#pragma unroll 8
+        for (std::uint32_t j = 0; j < selection.count; ++j) better += shared.ranked[j] < own;
+        wins = better < selection.wanted;
+      }
+      const std::uint32_t bits = __ballot_sync(~0u, wins);
+      if (block.lane == 0) shared.ranked_selected[block.warp] = bits;
+    }
+    __syncthreads();
+    std::uint32_t own = 0;  // bit i: the i-th of this thread's is selected
+#pragma unroll
+    for (std::uint32_t w = 0; w < kMaxRanked / 32; ++w) {
+      const std::uint32_t bits = shared.ranked_selected[w];
+      place += static_cast<std::uint32_t>(__popc(bits & bits_below(in_before, w)));
+      const std::uint32_t at = in_before - 32 * w;  // of the thread's first in this word
+      if (in_before / 32 == w) own |= bits >> at;
+      if (in_before / 32 + 1 == w && in_before % 32 != 0) own |= bits << (0u - at);
+    }
+    for (unsigned in = selection.in; in != 0; in &= in - 1, own >>= 1)
+      if (own & 1) selected |= in & (0u - in);
   }
-  if (selected.above == 0) return;
+  if (selected == 0) return;
 #pragma unroll
   for (int i = 0; i < V; ++i)
-    if (selected.above >> i & 1)
-      positions[place++] = static_cast<std::uint16_t>(threadIdx.x * V + static_cast<unsigned>(i));
+    if (selected >> i & 1) sink(place++, i);
+}
+
+/// Lists the positions of the selected scores, ascending. A barrier is still to come.
+template <int T, int V>
+__device__ void list_selected(Block<T>& block, const float (&score)[V], const Selection& selection,
+                              std::uint16_t* positions) {
+  for_each_selected(block, score, selection, [&](std::uint32_t place, int i) {
+    positions[place] = static_cast<std::uint16_t>(threadIdx.x * V + static_cast<unsigned>(i));
+  });
 }
 
 }  // namespace sparse_mla::cuda

@@ -84,8 +84,9 @@ __global__ void __launch_bounds__(T, 1024 / T)
       Block<T> block(shared, first - static_cast<int>(threadIdx.x % 32) * V >= row.len);
       float score[V];
       load_scores<Element, V>(row.scores, row.len, first, score);
-      list_selected<T, V>(
-          block, select_in_block(block, score, static_cast<std::uint32_t>(settings.k)), positions);
+      list_selected(block, score,
+                    select_in_block(block, score, static_cast<std::uint32_t>(settings.k)),
+                    positions);
       __syncthreads();
     }
     const PickWriter writer(call, r, row.out_row);

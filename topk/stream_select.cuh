@@ -27,8 +27,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <cooperative_groups.h>
-
 #include "kernels/common/ptx.cuh"
 #include "topk/block_select.cuh"
 #include "topk/device_rows.cuh"
@@ -43,9 +41,13 @@ template <int T>
 inline constexpr int kSurvivorsPerThread = T == 1024 ? 8 : 12;
 template <int T>
 inline constexpr int kMaxSurvivors = T* kSurvivorsPerThread<T>;
-/// 16-byte vectors that each thread has in flight: 64 KB per SM, by 1,024 threads, are what memory
-/// needs at a latency of a microsecond to be read at 8 TB/s, more than it can give.
+/// 16-byte vectors of a thread that are looked at together.
 inline constexpr int kVectorsPerThread = 4;
+/// Tiles in flight. 64 KB per SM are what memory needs at a latency of a microsecond to be read at
+/// 8 TB/s, more than it can give; where one block has an SM for itself, it takes twice as much, so
+/// that they stay in flight while it works. Two blocks of 512 threads cover for each other.
+template <int T>
+inline constexpr int kTilesInFlight = T == 1024 ? 2 : 1;
 template <int T>
 inline constexpr int kStreamBytes = 8 * kMaxSurvivors<T> + 16 * kVectorsPerThread* T;
 /// The largest k: half of the larger buffer, so that each cut frees as much as it keeps.
@@ -124,8 +126,9 @@ struct Survivors {
 
 /// What blocks of a cluster tell each other.
 struct ClusterShared {
-  std::uint32_t counts[2][16];  // survivors of each block, by attempt
-  std::uint32_t cut_index;      // of the first survivor that found the buffer full
+  std::uint64_t counted[2], pushed;  // mbarriers: what has come from other blocks
+  std::uint32_t counts[2][16];       // survivors of each block, by attempt
+  std::uint32_t cut_index;           // of the first survivor that found the buffer full
 };
 
 /// A thread's scores of a buffer with `filled` of them, NaN behind the last.
@@ -140,8 +143,7 @@ __device__ void load_survivors(const Survivors& survivors, std::uint32_t filled,
     const float4 four = *reinterpret_cast<const float4*>(survivors.scores + first + i);
     const float scores[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-    for (int j = 0; j < 4; ++j)
-      score[i + j] = first + i + j < filled ? scores[j] : __int_as_float(0x7FFFFFFF);
+    for (int j = 0; j < 4; ++j) score[i + j] = first + i + j < filled ? scores[j] : no_score();
   }
 }
 
@@ -155,28 +157,17 @@ __device__ __noinline__ float cut_survivors(BlockShared& shared, Survivors survi
   Block<T> block(shared);
   float score[kOwn];
   load_survivors<T>(survivors, kMaxSurvivors<T>, score);
-  const Selected selected = select_in_block(block, score, k);
+  const Selection selection = select_in_block(block, score, k);
   std::int32_t index[kOwn];
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) index[i] = survivors.indices[threadIdx.x * kOwn + i];
-  std::uint32_t total, least = ~0u, greatest = 0;
-  const std::uint32_t before =
-      block.exclusive_sum(static_cast<std::uint32_t>(__popc(selected.above)) |
-                              static_cast<std::uint32_t>(__popc(selected.ties)) << 16,
-                          total);
-  std::uint32_t above = before & 0xFFFFu, ties = before >> 16;
-#pragma unroll
-  for (int i = 0; i < kOwn; ++i) {  // all threads have read theirs before that sum's barrier
-    const bool is_above = selected.above >> i & 1, is_tie = selected.ties >> i & 1;
-    if (is_above || (is_tie && ties < selected.wanted)) {
-      const std::uint32_t at = above + min(ties, selected.wanted);
-      survivors.scores[at] = score[i];
-      survivors.indices[at] = index[i];
-      least = min(least, key_of(score[i]));
-    }
-    above += is_above;
-    ties += is_tie;
-  }
+  std::uint32_t least = ~0u, greatest = 0;
+  // All threads have read theirs before the sum that gives places.
+  for_each_selected(block, score, selection, [&](std::uint32_t place, int i) {
+    survivors.scores[place] = score[i];
+    survivors.indices[place] = index[i];
+    least = min(least, key_of(score[i]));
+  });
   block.bounds(least, greatest);
   __syncthreads();  // the caller's Block may be at the same turn
   return float_of(least);
@@ -187,19 +178,24 @@ template <class Element, int T>
 class RowStream {
  public:
   static constexpr int kCapacity = kMaxSurvivors<T>;
-  static constexpr int kLoads = kVectorsPerThread;
+  static constexpr int kLoads = kVectorsPerThread, kTiles = kTilesInFlight<T>;
+  static constexpr int kTileBytes = 16 * kLoads * T;
+  static_assert(kTiles <= 2);
   using Vectors = RowVectors<Element>;
 
-  /// `in_flight`: [kLoads, T] 16-byte vectors.
+  /// `in_flight`: [kTiles, kLoads, T] 16-byte vectors.
   __device__ RowStream(Block<T>& block, ClusterShared& cluster, const Survivors& survivors,
-                       const std::byte* in_flight, std::uint32_t k, float least)
+                       const std::byte* in_flight, std::uint32_t k)
       : block_(block),
         cluster_(cluster),
         survivors_(survivors),
         scores_(ptx::shared_address(survivors.scores)),
         in_flight_(ptx::shared_address(in_flight) + threadIdx.x * 16),
         k_(k),
-        filter_(least) {}
+        filter_(no_score()) {}
+
+  /// Scores below `least` are left out; NaN: none. Before anything is added.
+  __device__ void set_threshold(float least) { filter_.set(least); }
 
   __device__ std::uint32_t filled() const { return filled_; }
   __device__ void set_filled(std::uint32_t filled) { filled_ = filled; }
@@ -207,41 +203,39 @@ class RowStream {
   __device__ void restart() {
     filled_ = 0;
     strict_ = false;
-    filter_.set(__int_as_float(0x7FFFFFFF));
+    filter_.set(no_score());
   }
 
-  /// Vectors [begin, end) of a row. Their way to registers leads through shared memory, which each
-  /// thread uses for itself alone: loads in flight hold no registers, and no barrier is needed.
+  /// Sends for the first tiles of vectors [begin, end) of a row. Their way to registers leads
+  /// through shared memory, which each thread uses for itself alone: loads in flight hold no
+  /// registers, and no barrier is needed.
+  __device__ void prefetch(const Vectors& row, std::int32_t begin, std::int32_t end) {
+#pragma unroll
+    for (int d = 0; d < kTiles; ++d)
+      load(row, begin + d * kLoads * T, end, in_flight_ + d * kTileBytes);
+  }
+
+  /// Vectors [begin, end) of a row, which have been prefetched.
   __device__ void add_vectors(const Vectors& row, std::int32_t begin, std::int32_t end) {
     constexpr int kVector = Vectors::kVector;
-    const auto load = [&](std::int32_t tile) {
-#pragma unroll
-      for (int j = 0; j < kLoads; ++j) {
-        const std::int32_t v = vector_of(tile, j);
-        if (v < end) ptx::cp_async_16(in_flight_ + j * T * 16, row.address(v));
-      }
-      ptx::cp_async_commit();
-    };
-    load(begin);
+    std::uint32_t slot = in_flight_;
     std::int32_t done = -1;  // indices up to this one have been dealt with
     for (std::int32_t tile = begin; tile < end;) {
       raise_when_full();
-      ptx::cp_async_wait<0>();
+      ptx::cp_async_wait<kTiles - 1>();
       uint4 raw[kLoads];
       std::uint32_t mask = 0;
 #pragma unroll
       for (int j = 0; j < kLoads; ++j) {
-        raw[j] = ptx::load_shared_16(in_flight_ + j * T * 16);
+        raw[j] = ptx::load_shared_16(slot + j * T * 16);
         unsigned bits = 0;
 #pragma unroll
         for (int i = 0; i < kVector; ++i)
-          bits |= static_cast<unsigned>(filter_.passes(__uint_as_float(Vectors::bits(raw[j], i))))
-                  << i;
+          if (filter_.passes(__uint_as_float(Vectors::bits(raw[j], i)))) bits |= 1u << i;
         bits = (bits | filter_.all()) & ((1u << kVector) - 1);
         mask |= (vector_of(tile, j) < end ? bits : 0) << (j * kVector);
       }
-      const std::int32_t next = end - tile > kLoads * T ? tile + kLoads * T : end;
-      if (next < end) load(next);
+      load(row, tile + kTiles * kLoads * T, end, slot);
       if (done >= 0) {
 #pragma unroll
         for (int j = 0; j < kLoads; ++j)
@@ -254,14 +248,17 @@ class RowStream {
                         row.index(vector_of(tile, j)) + i};
       });
       if (fits) {
-        tile = next;
+        tile += kLoads * T;
+        slot = kTiles == 1 || slot != in_flight_ ? in_flight_ : in_flight_ + kTileBytes;
         done = -1;
       } else {  // the rest of the tile, once there is room
         done = make_room();
         ptx::cp_async_wait<0>();
-        load(tile);
+        prefetch(row, tile, end);
+        slot = in_flight_;
       }
     }
+    ptx::cp_async_wait<0>();  // nothing is left to come
   }
 
   /// Scores [begin, end) of a row, one a thread at a time.
@@ -270,18 +267,34 @@ class RowStream {
       return Survivor{__uint_as_float(Element::bits(row, begin + i)), begin + i};
     });
   }
-  /// Another block's survivors, `count` of them, in distributed shared memory.
-  __device__ void add_survivors(const Survivors& from, std::uint32_t count) {
+#if __CUDA_ARCH__ >= 900
+  /// Another block's survivors, `count` of them, whose scores lie at `from` in distributed shared
+  /// memory.
+  __device__ void add_survivors(std::uint32_t from, std::uint32_t count) {
     add_each(static_cast<std::int32_t>(count), [&](std::int32_t i) {
-      return Survivor{from.scores[i], from.indices[i]};
+      const std::uint32_t at = from + 4 * static_cast<std::uint32_t>(i);
+      return Survivor{__uint_as_float(ptx::load_cluster_4(at)),
+                      static_cast<std::int32_t>(ptx::load_cluster_4(at + 4 * kCapacity))};
     });
   }
+#endif
 
  private:
   struct Survivor {
     float score;
     std::int32_t index;
   };
+
+  /// The tile of vectors from `tile` on, as far as there are any before `end`.
+  __device__ void load(const Vectors& row, std::int32_t tile, std::int32_t end,
+                       std::uint32_t slot) const {
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+      const std::int32_t v = vector_of(tile, j);
+      if (v < end) ptx::cp_async_16(slot + j * T * 16, row.address(v));
+    }
+    ptx::cp_async_commit();
+  }
 
   /// get(0) … get(count − 1), by ascending index.
   template <class Get>
@@ -400,6 +413,10 @@ class RowStream {
   bool strict_ = false;  // equals of the last k-th are kept out
 };
 
+__device__ inline int log2_of(std::uint32_t power_of_two) {
+  return __ffs(static_cast<int>(power_of_two)) - 1;
+}
+
 /// How many of a sample have to reach a score for k of the row to do so, almost surely: the
 /// `expected` number of the row's k best in the sample and five standard deviations (it is nearly
 /// Poisson's), with some more where that is small.
@@ -407,43 +424,42 @@ __device__ inline std::uint32_t sample_rank(float expected) {
   return static_cast<std::uint32_t>(ceilf(expected + 5 * sqrtf(expected) + 4));
 }
 
-/// A threshold, NaN for none, from 4,096 scores (of long rows 8 of each thread), out of as many
-/// equal strata of the row's vectors, each at a place in its stratum that looks random. All blocks
-/// of a cluster read the same.
+/// A threshold, NaN for none, from 4,096 scores (of rows from 262,144 on, 8 of each thread) in
+/// chunks of 64 bytes, each somewhere in its stratum of the row. All blocks of a cluster read the
+/// same. Single scores would be better samples of rows whose neighbours are alike, but memory gives
+/// no less than such a chunk.
 template <class Element, int T>
 __device__ float sample_threshold(Block<T>& block, const RowVectors<Element>& row,
                                   std::uint32_t k) {
   constexpr int kVector = RowVectors<Element>::kVector, kLoads = kSampled / kVector;
-  const auto vectors = static_cast<std::uint32_t>(row.count);
+  constexpr std::uint32_t kChunk = 4;  // vectors
   constexpr std::int32_t kLongRow = 1 << 18;
-  const int loads = T < 1024 || row.len >= kLongRow ? kLoads : max(kLoads / 2, 1);
+  const int loads = T < 1024 || row.len >= kLongRow ? kLoads : (kLoads + 1) / 2;
+  const int shift = log2_of(static_cast<unsigned>(loads) * T / kChunk);  // of the strata
+  const std::uint32_t num_chunks = static_cast<std::uint32_t>(row.count) / kChunk;
   float score[kSampled];
 #pragma unroll
-  for (int i = 0; i < kSampled; ++i) score[i] = __int_as_float(0x7FFFFFFF);
-  // Neighbouring vectors of one thread: a sector of memory is 32 bytes.
-  const std::uint32_t groups = vectors / static_cast<std::uint32_t>(loads);
-  const auto begin = static_cast<std::uint32_t>(std::uint64_t{groups} * threadIdx.x / T);
-  const auto end = static_cast<std::uint32_t>(std::uint64_t{groups} * (threadIdx.x + 1) / T);
-  if (begin < end) {
-    const std::uint32_t scattered = threadIdx.x * 2654435769u;  // 2^32 / the golden ratio
-    const std::uint32_t group = begin + __umulhi(scattered, end - begin);
+  for (int i = 0; i < kSampled; ++i) score[i] = no_score();
 #pragma unroll
-    for (int j = 0; j < kLoads; ++j) {
-      if (j >= loads) continue;
-      const auto v = static_cast<std::int32_t>(group * static_cast<std::uint32_t>(loads)) + j;
-      const uint4 raw = __ldg(row.address(v));
+  for (int j = 0; j < kLoads; ++j) {
+    if (j >= loads) continue;
+    // Of loads · T / 4 strata; the products stay below 2^32 · 2^11.
+    const std::uint32_t stratum = (static_cast<unsigned>(j) * T + threadIdx.x) / kChunk;
+    const auto begin = static_cast<std::uint32_t>(std::uint64_t{num_chunks} * stratum >> shift);
+    const auto end = static_cast<std::uint32_t>(std::uint64_t{num_chunks} * (stratum + 1) >> shift);
+    if (begin == end) continue;
+    const std::uint32_t chunk = begin + __umulhi(stratum * 2654435769u, end - begin);
+    const uint4 raw =
+        __ldg(row.address(static_cast<std::int32_t>(chunk * kChunk + threadIdx.x % kChunk)));
 #pragma unroll
-      for (int i = 0; i < kVector; ++i)
-        score[j * kVector + i] = __uint_as_float(RowVectors<Element>::bits(raw, i));
-    }
+    for (int i = 0; i < kVector; ++i)
+      score[j * kVector + i] = __uint_as_float(RowVectors<Element>::bits(raw, i));
   }
-  // Strata without a vector are those of rows shorter than the sample: every T/groups-th has one.
-  const float in_sample = static_cast<float>(
-      groups < T ? groups * loads * kVector : T * static_cast<unsigned>(loads) * kVector);
+  const auto in_sample = static_cast<float>(
+      min(num_chunks, static_cast<unsigned>(loads) * T / kChunk) * kChunk * kVector);
   const std::uint32_t rank =
-      sample_rank(static_cast<float>(k) * in_sample / static_cast<float>(row.len));
-  if (static_cast<float>(rank) > in_sample / 2)
-    return __int_as_float(0x7FFFFFFF);  // nothing worth filtering
+      sample_rank(static_cast<float>(k) * __fdividef(in_sample, static_cast<float>(row.len)));
+  if (static_cast<float>(rank) > in_sample / 2) return no_score();  // not worth it
   return threshold_in_block(block, score, rank);
 }
 
@@ -456,82 +472,100 @@ __device__ void stream_row(const SelectCall& call, const StreamSettings& setting
   if (row.out_row < 0) return;
   unsigned rank = 0, blocks = 1;
 #if __CUDA_ARCH__ >= 900
-  namespace cg = cooperative_groups;
   if constexpr (kCluster) {
-    rank = cg::this_cluster().block_rank();
-    blocks = cg::this_cluster().num_blocks();
+    rank = ptx::cluster_rank();
+    blocks = ptx::cluster_size();
   }
 #endif
   const Survivors survivors{reinterpret_cast<float*>(dynamic),
                             reinterpret_cast<std::int32_t*>(dynamic) + Rows::kCapacity};
-  Block<T> block(shared);
   // Of the selected survivors, where vectors were in flight.
   auto* const positions = reinterpret_cast<std::uint16_t*>(dynamic + 8 * Rows::kCapacity);
   if (row.len > settings.k) {  // the same for all blocks of a cluster
 #if __CUDA_ARCH__ >= 900
-    if constexpr (kCluster) ptx::cluster_arrive();  // waited for before the first remote access
+    if constexpr (kCluster) {
+      if (threadIdx.x == 0) {
+        ptx::mbarrier_init(&cluster.counted[0], 1);
+        ptx::mbarrier_init(&cluster.counted[1], 1);
+        ptx::mbarrier_init(&cluster.pushed, 1);
+        ptx::mbarrier_init_fence();
+      }
+      ptx::cluster_arrive_relaxed();  // waited for before the first remote access
+    }
 #endif
     const auto k = static_cast<std::uint32_t>(settings.k);
     const RowVectors<Element> vectors(row.scores, row.len);
-    const auto share = [&](unsigned b) {
-      return static_cast<std::int32_t>(std::int64_t{vectors.count} * b / blocks);
-    };
-    Rows stream(block, cluster, survivors, dynamic + 8 * Rows::kCapacity, k,
-                sample_threshold<Element, T>(block, vectors, k));
-    const auto add_part = [&] {
+    // Parts of equal length, the last ones shorter.
+    const std::int32_t part = static_cast<std::int32_t>(
+        (static_cast<std::uint32_t>(vectors.count) + blocks - 1) >> log2_of(blocks));
+    const std::int32_t begin = min(static_cast<std::int32_t>(rank) * part, vectors.count);
+    const std::int32_t end = min(begin + part, vectors.count);
+    Block<T> block(shared);
+    Rows stream(block, cluster, survivors, dynamic + 8 * Rows::kCapacity, k);
+    stream.prefetch(vectors, begin, end);
+    stream.set_threshold(sample_threshold<Element, T>(block, vectors, k));
+    std::uint32_t total = 0, before = 0;
+    bool again;
+#pragma unroll 1
+    for (again = false;; again = true) {
 #pragma unroll 1  // the code of add_scores once
       for (int piece = 0; piece < 3; ++piece) {
         if (piece == 1)
-          stream.add_vectors(vectors, share(rank), share(rank + 1));
+          stream.add_vectors(vectors, begin, end);
         else if (piece == 0 && rank == 0)
           stream.add_scores(row.scores, 0, vectors.head);
         else if (piece == 2 && rank == blocks - 1)
           stream.add_scores(row.scores, vectors.tail(), row.len);
       }
-    };
-    std::uint32_t total = 0, before = 0;
-    bool again;
-#pragma unroll 1
-    for (again = false;; again = true) {
-      add_part();
       total = stream.filled();
 #if __CUDA_ARCH__ >= 900
       if constexpr (kCluster) {
-        const auto self = cg::this_cluster();
         if (!again) ptx::cluster_wait();
         if (threadIdx.x < blocks)
-          *self.map_shared_rank(&cluster.counts[again][rank], threadIdx.x) = total;
-        self.sync();
-        total = before = 0;
-        for (unsigned b = 0; b < blocks; ++b) {
-          if (b < rank) before += cluster.counts[again][b];
-          total += cluster.counts[again][b];
-        }
+          ptx::store_async_4(
+              ptx::map_to_block(ptx::shared_address(&cluster.counts[again][rank]), threadIdx.x),
+              total, ptx::map_to_block(ptx::shared_address(&cluster.counted[again]), threadIdx.x));
+        if (threadIdx.x == 0) ptx::mbarrier_arrive_expecting(&cluster.counted[again], 4 * blocks);
+        ptx::mbarrier_wait(&cluster.counted[again], 0);
+        const std::uint32_t count = block.lane < blocks ? cluster.counts[again][block.lane] : 0;
+        total = __reduce_add_sync(~0u, count);
+        before = __reduce_add_sync(~0u, block.lane < rank ? count : 0);
       }
 #endif
       if (total >= k || again) break;  // the same for all blocks
       stream.restart();
+      stream.prefetch(vectors, begin, end);
     }
 #if __CUDA_ARCH__ >= 900
     if constexpr (kCluster) {
-      const auto self = cg::this_cluster();
-      const auto of_block = [&](unsigned b) {
-        return Survivors{self.map_shared_rank(survivors.scores, b),
-                         self.map_shared_rank(survivors.indices, b)};
-      };
       if (total <= Rows::kCapacity) {
-        const Survivors leader = of_block(0);
-        if (rank != 0)
+        if (rank != 0) {
+          __syncthreads();  // survivors are pushed by other threads than wrote them
+          const std::uint32_t scores = ptx::shared_address(survivors.scores),
+                              leader = ptx::map_to_block(scores, 0),
+                              pushed = ptx::map_to_block(ptx::shared_address(&cluster.pushed), 0);
           for (std::uint32_t j = threadIdx.x; j < stream.filled(); j += T) {
-            leader.scores[before + j] = survivors.scores[j];
-            leader.indices[before + j] = survivors.indices[j];
+            const std::uint32_t to = leader + 4 * (before + j);
+            ptx::store_async_4(to, __float_as_uint(survivors.scores[j]), pushed);
+            ptx::store_async_4(to + 4 * Rows::kCapacity,
+                               static_cast<std::uint32_t>(survivors.indices[j]), pushed);
           }
+          return;
+        }
+        if (threadIdx.x == 0)
+          ptx::mbarrier_arrive_expecting(&cluster.pushed, 8 * (total - stream.filled()));
+        ptx::mbarrier_wait(&cluster.pushed, 0);
         stream.set_filled(total);
-      } else if (rank == 0) {
-        for (unsigned b = 1; b < blocks; ++b)
-          stream.add_survivors(of_block(b), cluster.counts[again][b]);
+      } else {  // through the leader's buffer, one block after the other
+        ptx::cluster_arrive();
+        ptx::cluster_wait();
+        if (rank == 0)
+          for (unsigned b = 1; b < blocks; ++b)
+            stream.add_survivors(ptx::map_to_block(ptx::shared_address(survivors.scores), b),
+                                 cluster.counts[again][b]);
+        ptx::cluster_arrive();
+        ptx::cluster_wait();
       }
-      self.sync();
     }
 #endif
     if (rank != 0) return;
@@ -539,7 +573,7 @@ __device__ void stream_row(const SelectCall& call, const StreamSettings& setting
     block.idle = (threadIdx.x - threadIdx.x % 32) * kSurvivorsPerThread<T> >= stream.filled();
     float score[kSurvivorsPerThread<T>];
     load_survivors<T>(survivors, stream.filled(), score);
-    list_selected<T, kSurvivorsPerThread<T>>(block, select_in_block(block, score, k), positions);
+    list_selected(block, score, select_in_block(block, score, k), positions);
     __syncthreads();
   } else if (rank != 0) {
     return;

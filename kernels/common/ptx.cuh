@@ -156,12 +156,70 @@ __device__ inline std::uint32_t pack_bf16_rest(float low, float high) {
 }
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-/// The barrier of a cluster's blocks in two halves, for all of their threads; it orders memory.
+/// The barrier of a cluster's blocks in two halves, for all of their threads. `relaxed`: it orders
+/// nothing but mbarriers published by mbarrier_init_fence().
+__device__ inline void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
 __device__ inline void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 __device__ inline void cluster_wait() {
-  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+__device__ inline std::uint32_t cluster_rank() {
+  std::uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+__device__ inline std::uint32_t cluster_size() {
+  std::uint32_t size;
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+  return size;
+}
+/// The address in another block's shared memory of what lies at `shared` in this one's.
+__device__ inline std::uint32_t map_to_block(std::uint32_t shared, std::uint32_t rank) {
+  std::uint32_t address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared), "r"(rank));
+  return address;
+}
+__device__ inline std::uint32_t load_cluster_4(std::uint32_t address) {
+  std::uint32_t value;
+  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+/// 4 bytes into a block's shared memory; they count at the mbarrier of that block.
+__device__ inline void store_async_4(std::uint32_t address, std::uint32_t value,
+                                     std::uint32_t mbarrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(address),
+      "r"(value), "r"(mbarrier)
+      : "memory");
+}
+
+__device__ inline void mbarrier_init(std::uint64_t* mbarrier, std::uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(mbarrier)),
+               "r"(arrivals)
+               : "memory");
+}
+/// Makes initialised mbarriers known to the cluster, before its barrier.
+__device__ inline void mbarrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ inline void mbarrier_arrive_expecting(std::uint64_t* mbarrier, std::uint32_t bytes) {
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(mbarrier)),
+      "r"(bytes)
+      : "memory");
+}
+/// Waits for the end of the phase of that parity (0 first); what other blocks stored is seen.
+__device__ inline void mbarrier_wait(std::uint64_t* mbarrier, std::uint32_t parity) {
+  asm volatile(
+      "{\n\t.reg .pred done;\n\tagain%=:\n\t"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n\t"
+      "@!done bra again%=;\n\t}" ::"r"(shared_address(mbarrier)),
+      "r"(parity)
+      : "memory");
 }
 #endif
 
