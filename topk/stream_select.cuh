@@ -49,7 +49,8 @@ inline constexpr int kVectorsPerThread = 4;
 template <int T>
 inline constexpr int kTilesInFlight = T == 1024 ? 2 : 1;
 template <int T>
-inline constexpr int kStreamBytes = 8 * kMaxSurvivors<T> + 16 * kVectorsPerThread* T;
+inline constexpr int kStreamBytes =
+    8 * kMaxSurvivors<T> + 16 * kVectorsPerThread* kTilesInFlight<T>* T;
 /// The largest k: half of the larger buffer, so that each cut frees as much as it keeps.
 constexpr int max_streamed_k() { return 4096; }
 
