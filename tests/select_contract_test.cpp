@@ -29,7 +29,7 @@ using support::SelectRun;
 
 class SelectContract : public testing::TestWithParam<std::string> {
  protected:
-  void SetUp() override { SPARSE_MLA_SKIP_UNUSABLE(entry()); }
+  void SetUp() override { SPARSE_MLA_SKIP_UNUSABLE(entry(), {}); }
   const SelectEntry& entry() const { return support::selector(GetParam()); }
 
   void run(const SelectCall& call, const SelectProblem& problem) const {
