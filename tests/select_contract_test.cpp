@@ -99,13 +99,14 @@ TEST_P(SelectContract, R28OrdersHoldForShortRowsToo) {
 // Repeatability.
 
 TEST_P(SelectContract, R09HundredLaunchesAreBitEqual) {
-  // 8,192 equal maxima: which of them, and in which order, may not depend on the launch.
+  // 8,192 equal maxima: which of them, and in which order, may not depend on the launch. On a
+  // device each launch has a stream of its own.
   SelectRun run({.name = "equal_maxima",
-                 .rows = 2,
-                 .row_len = 32768,
+                 .rows = on_device() ? 3 : 1,
+                 .row_len = 131072,
                  .k = 2048,
                  .fill = [](std::span<float> row, std::int64_t) {
-                   for (std::size_t i = 0; i < row.size(); ++i) row[i] = i % 4 ? 0.5f : 9.0f;
+                   for (std::size_t i = 0; i < row.size(); ++i) row[i] = i % 16 ? 0.5f : 9.0f;
                  }});
   run.run(entry());
   run.check();
@@ -114,6 +115,56 @@ TEST_P(SelectContract, R09HundredLaunchesAreBitEqual) {
     run.run(entry(), SelectOrder::unspecified, launch % 2 ? TieBreak::any : TieBreak::lowest_index);
     ASSERT_EQ(run.indices(), first) << "launch " << launch;
   }
+}
+
+TEST_P(SelectContract, WhatAnotherCallLeftInTheWorkspaceDoesNotShow) {
+  const auto rows_of = [](ScoreData kind) {
+    return [kind](std::span<float> row, std::int64_t r) {
+      support::fill_scores(kind, row, 71, static_cast<std::uint64_t>(r));
+    };
+  };
+  SelectRun ties(
+      {.name = "ties", .rows = 2, .row_len = 90000, .k = 5000, .fill = rows_of(ScoreData::ties)});
+  SelectRun long_rows({.name = "normal",
+                       .rows = 3,
+                       .row_len = 131072,
+                       .k = 2048,
+                       .fill = rows_of(ScoreData::normal)});
+  SelectRun short_rows(
+      {.name = "relu", .rows = 30, .row_len = 3000, .k = 512, .fill = rows_of(ScoreData::relu)});
+  struct Step {
+    SelectRun* run;
+    SelectOrder order;
+    TieBreak tie;
+  };
+  const Step steps[] = {{&ties, SelectOrder::by_value, TieBreak::lowest_index},
+                        {&long_rows, SelectOrder::unspecified, TieBreak::any},
+                        {&ties, SelectOrder::by_value, TieBreak::lowest_index},
+                        {&short_rows, SelectOrder::by_index, TieBreak::lowest_index},
+                        {&long_rows, SelectOrder::by_value, TieBreak::lowest_index},
+                        {&long_rows, SelectOrder::unspecified, TieBreak::lowest_index}};
+  std::size_t bytes = 0;
+  for (const Step& step : steps)
+    bytes = std::max(bytes,
+                     entry().workspace_bytes(problem_of(step.run->call(), step.tie, step.order)));
+  std::unique_ptr<GuardedWorkspace> on_host;
+  std::unique_ptr<support::DeviceMemory> memory;
+  if (on_device())
+    memory = std::make_unique<support::DeviceMemory>(bytes);
+  else
+    on_host = std::make_unique<GuardedWorkspace>(bytes);
+  for (const Step& step : steps) {
+    const SelectProblem problem = problem_of(step.run->call(), step.tie, step.order);
+    SCOPED_TRACE(testing::PrintToString(problem));
+    step.run->spoil();
+    if (on_device())
+      support::run_on_device(select_operation(), entry(), problem, step.run->call(),
+                             memory->span());
+    else
+      select_operation().run(entry(), problem, step.run->call(), on_host->span(), nullptr);
+    step.run->check(step.order);
+  }
+  EXPECT_TRUE(on_device() || on_host->intact());
 }
 
 TEST_P(SelectContract, ThreadCountDoesNotShow) {
@@ -549,6 +600,9 @@ TEST(SelectProblemOf, BoundsExactlyTheCall) {
   EXPECT_EQ(problem.score_type, ScoreType::bf16);
   EXPECT_EQ(problem.tie, TieBreak::any);
   EXPECT_EQ(problem.order, SelectOrder::by_value);
+  EXPECT_FALSE(problem.hinted);
+  call.hints = call.indices;
+  EXPECT_TRUE(problem_of(call).hinted);
 
   call.indices = contiguous(indices.data(), 1, 7);
   EXPECT_THROW(problem_of(call), std::invalid_argument);
