@@ -168,6 +168,7 @@ class SelectRun {
     for (std::int64_t r = 0; c.ragged && r < c.rows; ++r)
       offsets_.push_back((c.rows - 1 - r) * pitch);
     rows_.resize(static_cast<std::size_t>(c.rows * c.row_len));
+#pragma omp parallel for schedule(dynamic) if (c.rows * c.row_len > 100000)
     for (std::int64_t r = 0; r < c.rows; ++r) {
       const std::span<float> row = score_row(r);
       c.fill(row, r);
