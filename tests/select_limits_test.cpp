@@ -102,6 +102,21 @@ std::vector<SelectCase> candidates() {
   return cases;
 }
 
+/// Where selectors that stream a row sample it (topk/stream_select.cuh): some neighbours at a
+/// scattered place in each thread's part.
+std::vector<char> streamed_sample(std::int64_t len, std::uint32_t threads) {
+  const std::uint32_t neighbours = len >= kLong ? 8 : 4;
+  const std::uint64_t groups = static_cast<std::uint64_t>(len) / neighbours;
+  std::vector<char> places(static_cast<std::size_t>(len), 0);
+  for (std::uint32_t t = 0; t < threads; ++t) {
+    const std::uint64_t begin = groups * t / threads, end = groups * (t + 1) / threads;
+    const std::uint64_t scattered = t * 2654435769u;  // in 32 bits
+    const std::uint64_t first = (begin + (scattered * (end - begin) >> 32)) * neighbours;
+    for (std::uint64_t i = first; begin < end && i < first + neighbours; ++i) places[i] = 1;
+  }
+  return places;
+}
+
 /// Long rows whose winners lie where a method hopes that they do not.
 std::vector<SelectCase> places() {
   std::vector<SelectCase> cases;
@@ -139,6 +154,21 @@ std::vector<SelectCase> places() {
   }
   add("sectors_are_nan", kLong, 2048,
       formula([](std::uint32_t i) { return i / 8 % 32 == 0 ? kNan : normal(i); }));
+  for (const auto& [len, threads] : {std::pair<std::int64_t, std::uint32_t>{65536, 512},
+                                     {kLong, 512},
+                                     {kLong, 1024},
+                                     {300000, 1024}}) {
+    const auto seen = std::make_shared<const std::vector<char>>(streamed_sample(len, threads));
+    const auto sampled = [=](float (*there)(std::uint32_t), float (*elsewhere)(std::uint32_t)) {
+      return formula([=](std::uint32_t i) { return (*seen)[i] ? there(i) : elsewhere(i); });
+    };
+    add("sample_is_peaks", len, 2048,
+        sampled([](std::uint32_t i) { return 100.0f + random_uniform(7, 4, i); }, normal));
+    add("sample_is_peaks_small_k", len, 64, sampled([](std::uint32_t) { return 9.0f; }, normal));
+    add("sample_is_lows", len, 2048, sampled([](std::uint32_t) { return -kInf; }, ascending));
+    add("sample_is_nan", len, 2048, sampled([](std::uint32_t) { return kNan; }, ascending));
+    add("sample_is_infinite", len, 2048, sampled([](std::uint32_t) { return kInf; }, normal));
+  }
   // Peaks at single elements, one stride apart.
   for (const std::uint32_t stride : {31u, 32u, 64u, 100u})
     add("peaks_one_stride_apart", kLong, 2048, formula([=](std::uint32_t i) {

@@ -168,6 +168,8 @@ SelectCase hinted_case(HintCase hints) {
 }
 
 TEST_P(SelectExtrasContract, HintedCallsAreRepeatable) {
+  SPARSE_MLA_SKIP_UNUSABLE(
+      entry(), (SelectProblem{.max_rows = 2, .max_row_len = 40000, .k = 2048, .hinted = true}));
   for (const HintCase hints : {HintCase::exact, HintCase::garbage, HintCase::indices}) {
     SelectRun run(hinted_case(hints));
     std::vector<std::int32_t> first;
@@ -181,6 +183,8 @@ TEST_P(SelectExtrasContract, HintedCallsAreRepeatable) {
 }
 
 TEST_P(SelectExtrasContract, ADecodeStepTakesThePicksOfTheStepBefore) {
+  SPARSE_MLA_SKIP_UNUSABLE(
+      entry(), (SelectProblem{.max_rows = kRows, .max_row_len = 30004, .k = 512, .hinted = true}));
   // One buffer: the last step's picks in, this step's out.
   constexpr std::int64_t kSteps = 5;
   std::vector<float> scores(kRows * (30000 + kSteps));
