@@ -62,6 +62,17 @@ function(sparse_mla_add_cuda_test name)
   endif()
 endfunction()
 
+# sparse_mla_add_soak(name): tests/<name>.cpp, random cases for as long as one likes, labelled
+# `soak`. Not among the tests that ctest runs unasked (`ctest -C soak -L soak`), but among what
+# travels.
+function(sparse_mla_add_soak name)
+  add_executable(${name} ${name}.cpp)
+  target_link_libraries(${name} PRIVATE sparse_mla_test_main)
+  target_precompile_headers(${name} REUSE_FROM sparse_mla_test_main)
+  add_test(NAME ${name} COMMAND ${name} CONFIGURATIONS soak)
+  set_tests_properties(${name} PROPERTIES LABELS soak)
+endfunction()
+
 # sparse_mla_add_gpu_tests(): gpu_tests, one program of all tests with the label `gpu`, to be run on
 # another machine (`./dev gpu-test`): much smaller than all of them.
 function(sparse_mla_add_gpu_tests)

@@ -512,6 +512,26 @@ class Topk(Command):
         self.assertEqual([line["name"] for line in one["algorithms"]], [every[0]["name"]])
         self.assertIn(every[0]["name"], run("topk", "--rows", "1", "--len", "10").stdout)
 
+    def test_one_backend(self):
+        args = ("topk", "--rows", "2", "--len", "500", "--k", "20")
+        cpu = self.run_json(*args, "--backend", "cpu")["algorithms"]
+        self.assertEqual({line["backend"] for line in cpu}, {"cpu"})
+        self.assertEqual(sum(line["chosen"] for line in cpu), 1)
+        every = self.run_json(*args)["algorithms"]
+        cuda = [line["name"] for line in every if line["backend"] == "cuda"]
+        if cuda:
+            out = self.run_json(*args, "--backend", "cuda")["algorithms"]
+            self.assertEqual([line["name"] for line in out], cuda)
+        else:
+            self.assert_refused(*args, "--backend", "cuda", says="--backend: got cuda")
+
+    def test_hints_change_no_result(self):
+        for hint in ("0", "70", "100"):
+            out = self.run_json("topk", "--rows", "3", "--len", "3000", "--k", "512", "--hint", hint)
+            for line in out["algorithms"]:
+                self.assertTrue(not line["usable"] or line["exact"], line)
+        self.assert_refused("topk", "--rows", "1", "--len", "10", "--hint", "101", says="--hint")
+
     def test_bad_input_gets_one_line(self):
         self.assert_refused("topk", "--len", "10", says="--rows")
         self.assert_refused("topk", "--rows", "0", "--len", "10", says="--rows")

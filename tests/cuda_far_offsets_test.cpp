@@ -58,23 +58,54 @@ std::vector<std::int32_t> integers(std::int64_t count, std::uint64_t stream, int
 }
 
 TEST(CudaFarOffsets, SelectReadsAndWritesPast2To31) {
-  constexpr int kLen = 5000, kPicks = 300;
-  const DeviceMemory scores((kFar + kLen) * 4), out((kFar + kPicks) * 4);
+  constexpr int kLen = 5000, kPicks = 300, kPage = 20;
+  // Rows of indices, values, slots, hints and pages, one beside the other; two of each, far apart.
+  const DeviceMemory scores((kFar + kLen) * 4), rows((kFar + 5 * kPicks) * 4);
   const auto first = normals<float>(kLen, 20), second = normals<float>(kLen, 21);
   put(scores, 0, first);
   put(scores, kFar, second);
+  const std::vector<std::int32_t> pages = integers(kLen / kPage, 22, 0, 1000);
+  for (const std::int64_t row : {std::int64_t{0}, kFar}) {
+    put(rows, row + 3 * kPicks, integers(kPicks, 23, -1, kLen + 1));
+    put(rows, row + 4 * kPicks, pages);
+  }
+  const auto part = [&]<class T>(T*, int number, int columns) {
+    return strided(reinterpret_cast<T*>(rows.data()) + number * kPicks,
+                   std::array<std::int64_t, 2>{2, columns}, {kFar, 1});
+  };
+  constexpr std::int32_t* kNumbers = nullptr;
+  constexpr const std::int32_t* kConstNumbers = nullptr;
+  constexpr float* kScores = nullptr;
   SelectProblem problem{2, kLen, kPicks};
   problem.order = SelectOrder::by_value;
   SelectCall call;
   call.scores = {scores.data(), ScoreType::f32, 2, kLen, kFar, nullptr};
-  call.indices = strided(reinterpret_cast<std::int32_t*>(out.data()),
-                         std::array<std::int64_t, 2>{2, kPicks}, {kFar, 1});
-  for_each_cuda_entry(select_operation(), problem, [&](const auto& entry) {
-    launch(select_operation(), entry, problem, call);
-    EXPECT_EQ(take<std::int32_t>(out, 0, kPicks), support::select_oracle(first, 0, kLen, kPicks));
-    EXPECT_EQ(take<std::int32_t>(out, kFar, kPicks),
-              support::select_oracle(second, 0, kLen, kPicks));
-  });
+  call.indices = part(kNumbers, 0, kPicks);
+  call.values = part(kScores, 1, kPicks);
+  call.slot_map.slots = part(kNumbers, 2, kPicks);
+  call.slot_map.block_tables = part(kConstNumbers, 4, kLen / kPage);
+  call.slot_map.block_size = kPage;
+  call.slot_map.num_blocks = 1000;
+  call.hints = part(kConstNumbers, 3, kPicks);
+  for (const bool hinted : {false, true}) {
+    problem.hinted = hinted;
+    for_each_cuda_entry(select_operation(), problem, [&](const auto& entry) {
+      launch(select_operation(), entry, problem, call);
+      for (const std::int64_t row : {std::int64_t{0}, kFar}) {
+        const std::vector<float>& data = row == 0 ? first : second;
+        const std::vector<std::int32_t> picks = support::select_oracle(data, 0, kLen, kPicks);
+        std::vector<float> values;
+        std::vector<std::int32_t> slots;
+        for (const std::int32_t pick : picks) {
+          values.push_back(data[static_cast<std::size_t>(pick)]);
+          slots.push_back(pages[static_cast<std::size_t>(pick / kPage)] * kPage + pick % kPage);
+        }
+        EXPECT_EQ(take<std::int32_t>(rows, row, kPicks), picks);
+        EXPECT_EQ(take<float>(rows, row + kPicks, kPicks), values);
+        EXPECT_EQ(take<std::int32_t>(rows, row + 2 * kPicks, kPicks), slots);
+      }
+    });
+  }
 }
 
 TEST(CudaFarOffsets, GatherReadsAndWritesPast2To31) {

@@ -13,6 +13,7 @@
 #include "sparse_mla/device_arena.h"
 #include "sparse_mla/layer.h"
 
+#include "tests/support/captured_graph.h"
 #include "tests/support/layer_runner.h"
 #include "tests/support/padded_step.h"
 #include "tests/support/run_entry.h"
@@ -20,6 +21,7 @@
 namespace sparse_mla {
 namespace {
 
+using support::CapturedGraph;
 using support::DeviceMemory;
 using support::DeviceMirror;
 using support::DeviceStream;
@@ -30,10 +32,6 @@ using support::PaddedStep;
 using support::StepLengths;
 
 constexpr std::int32_t kTopk = 256, kLongest = 3000;
-
-void check(cudaError_t status) {
-  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
-}
 
 Limits limits_of() {
   Limits limits;
@@ -47,41 +45,6 @@ Limits limits_of() {
   limits.decode_threshold = 2;
   return limits;
 }
-
-/// A captured graph, ready to launch.
-class Graph {
- public:
-  template <class Work>
-  Graph(const DeviceStream& stream, Work&& work) {
-    check(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal));
-    work();
-    check(cudaStreamEndCapture(stream.get(), &graph_));
-    check(cudaGraphInstantiate(&executable_, graph_, 0));
-  }
-  ~Graph() {
-    cudaGraphExecDestroy(executable_);
-    cudaGraphDestroy(graph_);
-  }
-  Graph(const Graph&) = delete;
-  Graph& operator=(const Graph&) = delete;
-
-  void launch(const DeviceStream& stream) const {
-    check(cudaGraphLaunch(executable_, stream.get()));
-  }
-  std::vector<cudaGraphNodeType> node_types() const {
-    std::size_t count = 0;
-    check(cudaGraphGetNodes(graph_, nullptr, &count));
-    std::vector<cudaGraphNode_t> nodes(count);
-    check(cudaGraphGetNodes(graph_, nodes.data(), &count));
-    std::vector<cudaGraphNodeType> types(count);
-    for (std::size_t i = 0; i < count; ++i) check(cudaGraphNodeGetType(nodes[i], &types[i]));
-    return types;
-  }
-
- private:
-  cudaGraph_t graph_ = nullptr;
-  cudaGraphExec_t executable_ = nullptr;
-};
 
 struct Batch {
   std::vector<std::int32_t> query_lens, context_lens;
@@ -126,7 +89,7 @@ TEST(CudaRun, LaunchesOnly) {
     support::copy_to_device(arena.data(), batch.arena().data(), batch.arena().size());
     RunOptions run_options;
     run_options.arena = arena.data();
-    const Graph graph(stream, [&] {
+    const CapturedGraph graph(stream, [&] {
       run_layer(capacity, batch, moved, workspace.span(), stream.get(), run_options);
     });
     for (const cudaGraphNodeType type : graph.node_types())
@@ -204,7 +167,7 @@ TEST(CudaGraph, ADecodeStepIsReplayedWithOtherLengths) {
   };
   ASSERT_EQ(plan(steps[0]), 12);
   const BatchMetadata captured(capacity, steps[0].query_lens, steps[0].context_lens, options);
-  const Graph graph(stream, [&] {
+  const CapturedGraph graph(stream, [&] {
     run_layer(capacity, captured, moved, workspace.span(), stream.get(), run_options);
   });
 
@@ -278,11 +241,11 @@ TEST(DeviceArenaTest, PlanningAheadKeepsWhatIsInFlight) {
   for (int i = 0; i < kBatches; ++i) {
     const std::vector<std::int32_t> query_lens(8, 100), context_lens(8, 10 * i + 5);
     const BatchMetadata batch(capacity, query_lens, context_lens, {}, {}, arena.next());
-    check(cudaMemsetAsync(busy.data(), i, busy.size(), stream.get()));
+    support::check_runtime(cudaMemsetAsync(busy.data(), i, busy.size(), stream.get()));
     const std::byte* on_device = arena.upload(batch, stream.get());
     seen.emplace_back(batch.arena().size());
-    check(cudaMemcpyAsync(seen.back().data(), on_device, batch.arena().size(),
-                          cudaMemcpyDeviceToDevice, stream.get()));
+    support::check_runtime(cudaMemcpyAsync(seen.back().data(), on_device, batch.arena().size(),
+                                           cudaMemcpyDeviceToDevice, stream.get()));
     expected.emplace_back(batch.arena().begin(), batch.arena().end());
   }
   stream.synchronize();

@@ -103,6 +103,69 @@ TEST(Registry, ExplainSaysWhyNot) {
   EXPECT_THAT(toy().explain({12}, forced).entries[1].why_not, HasSubstr("forced: reference"));
 }
 
+/// As toy(), but "small_only" leaves sizes below 4 to others, and "middle" those below 2.
+Operation<ToyProblem, ToyCall> toy_with_preferences() {
+  const auto plain = toy();
+  std::vector<Entry<ToyProblem, ToyCall>> entries(plain.entries().begin(), plain.entries().end());
+  entries[0].why_rather_not = [](const ToyProblem& p) {
+    return std::string(p.size < 4 ? "middle is faster below 4" : "");
+  };
+  entries[1].why_rather_not = [](const ToyProblem& p) {
+    return std::string(p.size < 2 ? "reference is faster below 2" : "");
+  };
+  return {"toy", std::move(entries)};
+}
+
+TEST(Registry, AnEntryMayLeaveProblemsToOthers) {
+  const auto operation = toy_with_preferences();
+  EXPECT_STREQ(operation.choose({4}, {}).name, "small_only");
+  EXPECT_STREQ(operation.choose({3}, {}).name, "middle");
+  EXPECT_STREQ(operation.choose({1}, {}).name, "reference");
+  EXPECT_STREQ(operation.choose({12}, {}).name, "middle");
+  EXPECT_EQ(operation.workspace_bytes({3}, {}), 3u);
+  // No other of the backend can serve, or it is the one that is forced.
+  Dispatch dispatch;
+  dispatch.backend = Backend::cuda;
+  EXPECT_STREQ(operation.choose({3}, dispatch).name, "small_only");
+  EXPECT_EQ(error_of([&] { operation.choose({9}, dispatch); }),
+            "operation toy: no usable entry (small_only: size above 8; middle: belongs to backend "
+            "cpu; reference: belongs to backend cpu)");
+  dispatch.backend.reset();
+  dispatch.forced["toy"] = "small_only";
+  EXPECT_STREQ(operation.choose({1}, dispatch).name, "small_only");
+  EXPECT_THAT(error_of([&] { operation.choose({9}, dispatch); }), HasSubstr("size above 8"));
+}
+
+TEST(Registry, TheFirstOfTheUnwillingIsTakenWhereAllAre) {
+  const auto toys = toy_with_preferences();
+  std::vector<Entry<ToyProblem, ToyCall>> entries(toys.entries().begin(), toys.entries().end());
+  entries[2].why_not = [](const ToyProblem&) { return std::string("broken"); };
+  const Operation<ToyProblem, ToyCall> operation("toy", std::move(entries));
+  EXPECT_STREQ(operation.choose({1}, {}).name, "small_only");
+  const OperationReport report = operation.explain({1}, {});
+  EXPECT_TRUE(report.entries[0].chosen);
+  EXPECT_TRUE(report.entries[0].why_not.empty());  // nothing speaks against the one that is taken
+  EXPECT_EQ(report.entries[1].why_not, "reference is faster below 2");
+  EXPECT_EQ(report.entries[2].why_not, "broken");
+}
+
+TEST(Registry, ExplainSaysWhyRatherNot) {
+  const auto operation = toy_with_preferences();
+  const OperationReport report = operation.explain({3}, {});
+  EXPECT_EQ(report.entries[0].why_not, "middle is faster below 4");
+  EXPECT_TRUE(report.entries[1].chosen);
+  EXPECT_TRUE(report.entries[2].why_not.empty());
+  Dispatch forced;
+  forced.forced["toy"] = "small_only";
+  EXPECT_TRUE(operation.explain({3}, forced).entries[0].chosen);
+  EXPECT_TRUE(operation.explain({3}, forced).entries[0].why_not.empty());
+  EXPECT_EQ(operation.explain({3}, forced).entries[1].why_not,
+            "another entry is forced: small_only");
+  Dispatch cpu;
+  cpu.backend = Backend::cpu;
+  EXPECT_EQ(operation.explain({3}, cpu).entries[0].why_not, "belongs to backend cuda");
+}
+
 TEST(Registry, RunChecksTheWorkspaceFirst) {
   std::string ran;
   const HostWorkspace memory(12);

@@ -1,77 +1,28 @@
 // Every CPU selector × every case, exactly. A case named after an id (R01 …) is that public failure
 // re-told as an input of our own; docs/cases.md lists them.
-#include <cmath>
-
-#include "sparse_mla/random.h"
 #include "topk/threshold_tuning.h"
 
-#include "tests/select_harness.h"
-#include "tests/support/score_data.h"
+#include "tests/select_cases.h"
 
 namespace sparse_mla {
 namespace {
 
+using support::bits;
+using support::combination_name;
+using support::combine;
+using support::data;
+using support::formula;
 using support::kInf;
 using support::kNan;
 using support::ScoreData;
 using support::SelectCase;
-
-float bits(std::uint32_t word) { return std::bit_cast<float>(word); }
-
-auto data(ScoreData kind, std::uint64_t seed = 7) {
-  return [kind, seed](std::span<float> row, std::int64_t r) {
-    support::fill_scores(kind, row, seed, static_cast<std::uint64_t>(r));
-  };
-}
-
-/// score = f(index) for every row.
-template <class F>
-auto formula(F f) {
-  return [f](std::span<float> row, std::int64_t) {
-    for (std::size_t i = 0; i < row.size(); ++i) row[i] = f(static_cast<std::uint32_t>(i));
-  };
-}
-
-/// A seeded permutation of row.size() values f(0), f(1), …
-template <class F>
-auto shuffled(F f) {
-  return [f](std::span<float> row, std::int64_t r) {
-    const std::size_t size = row.size();
-    for (std::size_t i = 0; i < size; ++i) row[i] = f(static_cast<std::uint32_t>(i), size);
-    for (std::size_t i = size; i > 1; --i)
-      std::swap(row[i - 1], row[random_bits(11, static_cast<std::uint64_t>(r), i) % i]);
-  };
-}
-
-/// `few` at `count` seeded distinct places, `rest` elsewhere; both are functions of the index.
-template <class Few, class Rest>
-auto winners(std::size_t count, Few few, Rest rest) {
-  return [=](std::span<float> row, std::int64_t r) {
-    std::vector<char> wins(row.size(), 0);
-    for (std::size_t placed = 0, draw = 0; placed < count; ++draw) {
-      char& place = wins[random_bits(13, static_cast<std::uint64_t>(r), draw) % row.size()];
-      placed += place == 0;
-      place = 1;
-    }
-    for (std::size_t i = 0; i < row.size(); ++i) {
-      const auto index = static_cast<std::uint32_t>(i);
-      row[i] = wins[i] ? few(index) : rest(index);
-    }
-  };
-}
+using support::SelectCases;
+using support::shuffled;
+using support::specials;
+using support::winners;
 
 float low_bits(std::uint32_t i) { return bits(0x3F900000u | (random_bits(17, 0, i) & 0x3FFu)); }
 float zero(std::uint32_t) { return 0.0f; }
-
-/// A mixture of what breaks comparisons: NaNs of both signs, ±inf, ±0, denormals, extremes.
-void specials(std::span<float> row, std::int64_t r) {
-  constexpr std::uint32_t kWords[] = {0x7FC00000u, 0xFFC00000u, 0x7F800001u, 0xFF800001u,
-                                      0x7F800000u, 0xFF800000u, 0x00000000u, 0x80000000u,
-                                      0x00000001u, 0x80000001u, 0x7F7FFFFFu, 0xFF7FFFFFu,
-                                      0x3F800000u, 0xBF800000u, 0x007FFFFFu, 0x807FFFFFu};
-  for (std::size_t i = 0; i < row.size(); ++i)
-    row[i] = bits(kWords[random_bits(19, static_cast<std::uint64_t>(r), i) % 16]);
-}
 
 /// What the threshold selector's sample sees is `seen`, everything else `rest`.
 template <class Seen, class Rest>
@@ -487,63 +438,7 @@ std::vector<SelectCase> too_few_survivors() {
   return cases;
 }
 
-struct Combination {
-  std::string entry;
-  SelectCase problem;
-  std::string id;  ///< of the problem, the same for every entry
-};
-std::ostream& operator<<(std::ostream& out, const Combination& c) {
-  return out << c.entry << ", " << c.problem;
-}
-
-class SelectCases : public testing::TestWithParam<Combination> {
- protected:
-  /// The problem's memory and oracle, kept from one entry to the next.
-  static support::SelectRun& run_of(const Combination& c) {
-    if (!run_ || id_ != c.id) {
-      run_.reset();
-      run_ = std::make_unique<support::SelectRun>(c.problem);
-      id_ = c.id;
-    }
-    return *run_;
-  }
-  static void TearDownTestSuite() { run_.reset(); }
-
- private:
-  static inline std::unique_ptr<support::SelectRun> run_;
-  static inline std::string id_;
-};
-
-TEST_P(SelectCases, ExactInEveryOrder) {
-  const SelectCase& problem = GetParam().problem;
-  const support::SelectEntry& entry = support::selector(GetParam().entry);
-  SPARSE_MLA_SKIP_UNUSABLE(entry);
-  support::SelectRun& run = run_of(GetParam());
-  std::vector<SelectOrder> orders{SelectOrder::unspecified};
-  // The orders share the selection: big cases need not repeat it.
-  if (problem.rows * problem.row_len <= 100000)
-    orders.insert(orders.end(), {SelectOrder::by_index, SelectOrder::by_value});
-  for (const SelectOrder order : orders) {
-    SCOPED_TRACE(testing::PrintToString(order));
-    run.run(entry, order);
-    run.check(order);
-  }
-}
-
-std::vector<Combination> combine(const std::vector<SelectCase>& cases) {
-  std::vector<Combination> all;
-  for (const SelectCase& c : cases) {
-    const std::string id = c.name + "_" + std::to_string(c.row_len) + "_k" + std::to_string(c.k) +
-                           (c.type == ScoreType::bf16 ? "_bf16_" : "_f32_") +
-                           std::to_string(&c - cases.data());
-    for (const std::string& entry : support::tested_selectors()) all.push_back({entry, c, id});
-  }
-  return all;
-}
-
-std::string combination_name(const testing::TestParamInfo<Combination>& info) {
-  return info.param.id + "_" + info.param.entry;
-}
+TEST_P(SelectCases, ExactInEveryOrder) { run_and_check(GetParam()); }
 
 INSTANTIATE_TEST_SUITE_P(PublicFailures, SelectCases, testing::ValuesIn(combine(public_failures())),
                          combination_name);

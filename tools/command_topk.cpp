@@ -18,6 +18,7 @@
 #include "sparse_mla/select.h"
 #include "sparse_mla/workspace.h"
 
+#include "tests/support/gpu.h"
 #include "tools/commands.h"
 #include "tools/memory.h"
 #include "tools/progress.h"
@@ -40,6 +41,8 @@ struct TopkArguments {
   int64_t k = 2048;
   std::string data = "normal";
   std::string algorithms = "all";
+  std::string backend = "auto";
+  int hint = -1;  // percent of the hints that are right; −1: no hints
   uint64_t seed = 0;
   bool json = false;
 };
@@ -48,6 +51,7 @@ struct Result {
   std::string name;
   std::string backend;
   std::string why_not;  // empty = it ran, and the rest holds
+  bool chosen = false;  // what the library would take of this backend
   double seconds = 0;   // median
   bool exact = false;
   bool deterministic = false;
@@ -95,9 +99,33 @@ bool is_exact(std::vector<int32_t> indices, const std::vector<int32_t>& referenc
   return indices == reference;
 }
 
-std::vector<std::string> wanted_entries(const std::string& algorithms) {
+// [rows, k] indices of which `percent` are the row's own picks, the rest any place.
+std::vector<int32_t> make_hints(const std::vector<int32_t>& reference,
+                                const TopkArguments& arguments) {
+  std::vector<int32_t> hints = reference;
+  for (size_t i = 0; i < hints.size(); ++i) {
+    const uint32_t draw = random_bits(arguments.seed, ~uint64_t{0}, i);
+    if (static_cast<int>(draw % 100) >= arguments.hint)
+      hints[i] = static_cast<int32_t>((draw >> 7) % static_cast<uint64_t>(arguments.len));
+  }
+  return hints;
+}
+
+// The selectors of the backend asked for.
+std::vector<const Entry<SelectProblem, SelectCall>*> entries_of(const std::string& backend) {
+  std::vector<const Entry<SelectProblem, SelectCall>*> entries;
+  for (const auto& entry : select_operation().entries())
+    if (backend == "auto" || backend == to_string(entry.backend)) entries.push_back(&entry);
+  if (entries.empty())
+    throw std::invalid_argument("--backend: got " + backend +
+                                ", expected cpu or auto: this build " + "has no " + backend +
+                                " selector");
+  return entries;
+}
+
+std::vector<std::string> wanted_entries(const std::string& algorithms, const std::string& backend) {
   std::vector<std::string> known;
-  for (const auto& entry : select_operation().entries()) known.emplace_back(entry.name);
+  for (const auto* entry : entries_of(backend)) known.emplace_back(entry->name);
   if (algorithms == "all") return known;
   std::vector<std::string> wanted;
   for (size_t begin = 0; begin <= algorithms.size();) {
@@ -114,18 +142,16 @@ std::vector<std::string> wanted_entries(const std::string& algorithms) {
   return wanted;
 }
 
-Result run_entry(const Entry<SelectProblem, SelectCall>& entry, const SelectProblem& problem,
-                 SelectCall call, const std::vector<int32_t>& reference,
-                 const TopkArguments& arguments) {
-  Result result;
-  result.name = entry.name;
-  result.backend = to_string(entry.backend);
-  result.why_not = entry.why_not(problem);
-  if (result.why_not.empty() && entry.backend != Backend::cpu) {
-    result.why_not = "this command times the cpu backend only";
-  }
-  if (!result.why_not.empty()) return result;
+// The middle one of `times`.
+double median(std::vector<double> times) {
+  const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
+  std::nth_element(times.begin(), middle, times.end());
+  return *middle;
+}
 
+void run_on_host(const Entry<SelectProblem, SelectCall>& entry, const SelectProblem& problem,
+                 SelectCall call, const std::vector<int32_t>& reference,
+                 const TopkArguments& arguments, Result& result) {
   HostWorkspace workspace(entry.workspace_bytes(problem));
   std::vector<int32_t> indices(static_cast<size_t>(arguments.rows * arguments.k), -2);
   call.indices = contiguous(indices.data(), arguments.rows, arguments.k);
@@ -146,11 +172,76 @@ Result run_entry(const Entry<SelectProblem, SelectCall>& entry, const SelectProb
     total += times.back();
     result.deterministic = result.deterministic && indices == first;
   }
-  std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2),
-                   times.end());
-  result.seconds = times[times.size() / 2];
-  return result;
+  result.seconds = median(times);
 }
+
+// A copy of `count` elements on the device.
+template <class T>
+support::DeviceMemory to_device(const T* host, int64_t count) {
+  support::DeviceMemory memory(static_cast<size_t>(count) * sizeof(T));
+  support::copy_to_device(memory.data(), host, memory.size());
+  return memory;
+}
+
+// The selectors of the device: its copy of the scores and hints, made once.
+class DeviceRuns {
+ public:
+  DeviceRuns(const SelectCall& call, int64_t k)
+      : call_(call), num_indices_(call.scores.num_rows * k) {}
+
+  void run(const Entry<SelectProblem, SelectCall>& entry, const SelectProblem& problem,
+           const std::vector<int32_t>& reference, const TopkArguments& arguments, Result& result) {
+    if (indices_.size() == 0) upload(arguments);
+    const support::DeviceMemory workspace(entry.workspace_bytes(problem));
+    std::vector<int32_t> first(static_cast<size_t>(num_indices_)), indices(first);
+    const auto launch = [&] {
+      select_operation().run(entry, problem, call_, workspace.span(), stream_.get());
+    };
+    result.deterministic = true;
+    for (int i = 0; i < 3; ++i) {
+      support::fill_device(indices_.data(), 0xFE, indices_.size());
+      launch();
+      stream_.synchronize();
+      support::copy_to_host(indices.data(), indices_.data(), indices_.size());
+      if (i == 0) first = indices;
+      result.deterministic = result.deterministic && indices == first;
+    }
+    result.exact = is_exact(first, reference, arguments);
+
+    // Launched one behind the other, so that no time passes between them.
+    constexpr int kLaunches = 20;
+    support::DeviceClock clock;
+    std::vector<size_t> marks{clock.mark(stream_.get())};
+    for (int i = 0; i < kLaunches; ++i) {
+      launch();
+      marks.push_back(clock.mark(stream_.get()));
+    }
+    stream_.synchronize();
+    std::vector<double> times;
+    for (size_t i = 0; i < kLaunches; ++i)
+      times.push_back(clock.seconds_between(marks[i], marks[i + 1]));
+    result.seconds = median(times);
+  }
+
+ private:
+  void upload(const TopkArguments& arguments) {
+    scores_ =
+        to_device(static_cast<const float*>(call_.scores.data), arguments.rows * arguments.len);
+    call_.scores.data = scores_.data();
+    indices_ = support::DeviceMemory(static_cast<size_t>(num_indices_) * sizeof(int32_t));
+    call_.indices =
+        contiguous(reinterpret_cast<int32_t*>(indices_.data()), arguments.rows, arguments.k);
+    if (call_.hints.data_handle() == nullptr) return;
+    hints_ = to_device(call_.hints.data_handle(), num_indices_);
+    call_.hints =
+        contiguous(reinterpret_cast<const int32_t*>(hints_.data()), arguments.rows, arguments.k);
+  }
+
+  SelectCall call_;
+  int64_t num_indices_;
+  support::DeviceMemory scores_, indices_, hints_;
+  support::DeviceStream stream_;
+};
 
 void run_topk(const TopkArguments& arguments) {
   if (arguments.rows > kMaxScores / arguments.len) {
@@ -163,7 +254,7 @@ void run_topk(const TopkArguments& arguments) {
                                 std::to_string(arguments.k) + ", expected at most " +
                                 std::to_string(kMaxScores) + " indices");
   }
-  const std::vector<std::string> wanted = wanted_entries(arguments.algorithms);
+  const std::vector<std::string> wanted = wanted_entries(arguments.algorithms, arguments.backend);
   // The scores, four copies of the indices and each thread's order of a row.
   require_memory("--rows × --len × --k",
                  4.0 * static_cast<double>(arguments.rows) * static_cast<double>(arguments.len) +
@@ -184,15 +275,39 @@ void run_topk(const TopkArguments& arguments) {
                  .num_rows = arguments.rows,
                  .row_len = arguments.len,
                  .row_stride = arguments.len};
-  const SelectProblem problem = {
-      .max_rows = arguments.rows, .max_row_len = arguments.len, .k = static_cast<int>(arguments.k)};
+  std::vector<int32_t> hints;
+  if (arguments.hint >= 0) {
+    hints = make_hints(reference, arguments);
+    call.hints = contiguous<const int32_t>(hints.data(), arguments.rows, arguments.k);
+  }
+  const SelectProblem problem = {.max_rows = arguments.rows,
+                                 .max_row_len = arguments.len,
+                                 .k = static_cast<int>(arguments.k),
+                                 .hinted = arguments.hint >= 0};
 
   std::vector<Result> results;
   {
     Progress progress("measured", "algorithms", static_cast<int64_t>(wanted.size()));
-    for (const auto& entry : select_operation().entries()) {
-      if (std::find(wanted.begin(), wanted.end(), entry.name) == wanted.end()) continue;
-      results.push_back(run_entry(entry, problem, call, reference, arguments));
+    std::unique_ptr<DeviceRuns> device;  // made for the first selector that can use it
+    for (const auto* entry : entries_of(arguments.backend)) {
+      if (std::find(wanted.begin(), wanted.end(), entry->name) == wanted.end()) continue;
+      Result result;
+      result.name = entry->name;
+      result.backend = to_string(entry->backend);
+      result.why_not = entry->why_not(problem);
+      if (result.why_not.empty()) {
+        Dispatch dispatch = Dispatch::from_environment();
+        dispatch.backend = entry->backend;
+        for (const EntryReport& line : select_operation().explain(problem, dispatch).entries)
+          if (line.name == result.name) result.chosen = line.chosen;
+        if (entry->backend == Backend::cpu) {
+          run_on_host(*entry, problem, call, reference, arguments, result);
+        } else {
+          if (!device) device = std::make_unique<DeviceRuns>(call, arguments.k);
+          device->run(*entry, problem, reference, arguments, result);
+        }
+      }
+      results.push_back(std::move(result));
       progress.update(static_cast<int64_t>(results.size()));
     }
   }
@@ -204,7 +319,8 @@ void run_topk(const TopkArguments& arguments) {
       Json line = {{"name", result.name},
                    {"backend", result.backend},
                    {"usable", result.why_not.empty()},
-                   {"why_not", result.why_not}};
+                   {"why_not", result.why_not},
+                   {"chosen", result.chosen}};
       if (result.why_not.empty()) {
         line["milliseconds"] = 1e3 * result.seconds;
         line["gb_per_s"] = 1e-9 * bytes / result.seconds;
@@ -224,6 +340,7 @@ void run_topk(const TopkArguments& arguments) {
             << ", lower index wins\n\n";
   Table table({{"algorithm", Table::Align::left},
                {"backend", Table::Align::left},
+               {"chosen", Table::Align::left},
                {"time, ms"},
                {"read, GB/s"},
                {"exact", Table::Align::left},
@@ -231,10 +348,11 @@ void run_topk(const TopkArguments& arguments) {
                {"not usable because", Table::Align::left}});
   for (const Result& result : results) {
     if (!result.why_not.empty()) {
-      table.add_row({result.name, result.backend, "-", "-", "-", "-", result.why_not});
+      table.add_row({result.name, result.backend, "-", "-", "-", "-", "-", result.why_not});
       continue;
     }
-    table.add_row({result.name, result.backend, format_number(1e3 * result.seconds, 3),
+    table.add_row({result.name, result.backend, result.chosen ? "yes" : "",
+                   format_number(1e3 * result.seconds, 3),
                    format_number(1e-9 * bytes / result.seconds, 2), result.exact ? "yes" : "NO",
                    result.deterministic ? "yes" : "NO", ""});
   }
@@ -264,6 +382,13 @@ void add_topk_command(CLI::App& app) {
       ->capture_default_str();
   command->add_option("--algorithms", arguments->algorithms, "all, or names joined by ','")
       ->capture_default_str();
+  command->add_option("--backend", arguments->backend, "auto: all that this build has; cpu or cuda")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->capture_default_str();
+  command
+      ->add_option("--hint", arguments->hint,
+                   "Give hints, so many percent of them right, as a step before would")
+      ->check(CLI::Range(0, 100));
   command->add_option("--seed", arguments->seed, "Of the random scores")
       ->check(whole_number<uint64_t>())
       ->capture_default_str();

@@ -69,9 +69,7 @@ void run(const SelectProblem& problem, const SelectCall& call, std::span<std::by
   Arena arena(buffers.temporary);
   for (std::int64_t r = 0; r < call.scores.num_rows; ++r) {
     const RowScores row = row_scores(call, r);
-    const std::int64_t out_row = call.out_rows ? call.out_rows[r] : r;
-    std::int32_t* const picks = address(call.indices, out_row, 0);
-    float* const values = call.values.data_handle() ? address(call.values, out_row, 0) : nullptr;
+    std::int32_t* const picks = address(call.indices, output_row(call, r), 0);
     std::uint64_t* const ranks = buffers.ranks;
 #pragma omp parallel for schedule(static) if (worth_a_team(2, row.len))
     for (std::int64_t i = 0; i < row.len; ++i) ranks[i] = packed_rank(ordered_key(row.bits(i)), i);
@@ -84,7 +82,7 @@ void run(const SelectProblem& problem, const SelectCall& call, std::span<std::by
     const std::int64_t count = std::min<std::int64_t>(row.len, problem.k);
     for (std::int64_t i = 0; i < count; ++i) picks[i] = packed_index(ranks[i]);
     // The ranks have done their work and are at least `count` long: finish_row's scratch.
-    finish_row(row, problem.order, false, count, problem.k, ranks, picks, values);
+    finish_row(problem, call, r, row, false, ranks);
   }
 }
 

@@ -23,6 +23,8 @@
 #include "kernels/cuda/device.h"
 #include "sparse_mla/workspace.h"
 #include "topk/cuda_algorithms.h"
+#include "topk/device_rows.cuh"
+#include "topk/order_by_value.cuh"
 #include "topk/ordered_key.h"
 #include "topk/select_checks.h"
 
@@ -318,56 +320,13 @@ __device__ void compact(const Source& source, const Cut& cut, std::uint32_t want
   }
 }
 
-/// Ascending bitonic sort of `size` (a power of two) ranks by one block; ends with a barrier.
-__device__ inline void sort_ranks(std::uint64_t* ranks, std::int64_t size) {
-  for (std::int64_t run = 2; run <= size; run *= 2)
-    for (std::int64_t step = run / 2; step > 0; step /= 2) {
-      for (std::int64_t pair = threadIdx.x; pair < size / 2; pair += blockDim.x) {
-        const std::int64_t low = 2 * pair - (pair & (step - 1)), high = low + step;
-        const std::uint64_t a = ranks[low], b = ranks[high];
-        if ((a > b) == ((low & run) == 0)) {
-          ranks[low] = b;
-          ranks[high] = a;
-        }
-      }
-      __syncthreads();
-    }
-}
-
-/// Puts the row's ascending picks into descending order of their scores.
-template <class Element>
-__device__ void order_by_value(const std::byte* row, std::int32_t* picks, std::int64_t count,
-                               std::uint64_t* ranks) {
-  std::int64_t size = 1;
-  while (size < count) size *= 2;
-  for (std::int64_t j = threadIdx.x; j < size; j += blockDim.x)
-    ranks[j] = j < count ? topk::packed_rank(ordered_key(Element::bits(row, picks[j])), picks[j])
-                         : ~std::uint64_t{0};
-  __syncthreads();
-  sort_ranks(ranks, size);
-  for (std::int64_t j = threadIdx.x; j < count; j += blockDim.x)
-    picks[j] = topk::packed_index(ranks[j]);
-  __syncthreads();
-}
-
 template <class Element>
 __device__ void select_row(const SelectCall& call, const Settings& settings, std::int64_t r,
-                           std::int64_t out_row, Shared& shared, std::uint32_t* dynamic) {
+                           const DeviceRow& where, Shared& shared, std::uint32_t* dynamic) {
   const int t = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
-  const ScoreRows& scores = call.scores;
-  const auto clamped = [&](std::int64_t i) {
-    return i < 0 ? 0 : i > scores.row_len ? scores.row_len : i;
-  };
-  const std::int64_t begin = call.starts != nullptr ? clamped(call.starts[r]) : 0;
-  const std::int64_t end = call.ends != nullptr ? clamped(call.ends[r]) : scores.row_len;
-  const std::int64_t len = end <= begin                         ? 0
-                           : end - begin < settings.max_row_len ? end - begin
-                                                                : settings.max_row_len;
-  const std::int64_t offset =
-      scores.row_offsets != nullptr ? scores.row_offsets[r] : r * scores.row_stride;
-  const std::byte* const row =
-      static_cast<const std::byte*>(scores.data) + (offset + begin) * Element::kBytes;
-  std::int32_t* const picks = address(call.indices, out_row, 0);
+  const std::byte* const row = where.scores;
+  const std::int64_t len = where.len;
+  std::int32_t* const picks = address(call.indices, where.out_row, 0);
   const std::int64_t count = len < settings.k ? len : settings.k;
 
   if (len <= settings.k) {
@@ -401,7 +360,6 @@ __device__ void select_row(const SelectCall& call, const Settings& settings, std
       compact(candidates, cut, cut.wanted, k, scan, emit);
     }
   }
-  __syncthreads();  // the picks are read by other threads than wrote them
   if (settings.by_value) {
     if (settings.ranks != nullptr)
       order_by_value<Element>(row, picks, count,
@@ -411,13 +369,10 @@ __device__ void select_row(const SelectCall& call, const Settings& settings, std
           row, picks, count,
           reinterpret_cast<std::uint64_t*>(dynamic + 2 * std::int64_t{settings.candidates}));
   }
-  for (std::int64_t j = count + t; j < settings.k; j += threads) picks[j] = -1;
-  if (call.values.data_handle() != nullptr) {
-    // As bits: −0 stays −0, and a NaN keeps its payload.
-    auto* const values = reinterpret_cast<std::uint32_t*>(address(call.values, out_row, 0));
-    for (std::int64_t j = t; j < settings.k; j += threads)
-      values[j] = j < count ? Element::bits(row, picks[j]) : 0xFF800000u;
-  }
+  // Made here, not above: it would hold registers during the selection.
+  const PickWriter writer(call, r, where.out_row);
+  if (writer.wants_extras()) put_extras<Element>(writer, row, count);
+  writer.pad(count, settings.k, t, threads);
   __syncthreads();  // the next row uses the same shared memory
 }
 
@@ -428,11 +383,8 @@ __global__ void __launch_bounds__(kMaxThreads)
   extern __shared__ __align__(16) std::uint32_t dynamic[];  // candidates, then ranks
   __shared__ Shared shared;
   for (std::int64_t r = blockIdx.x; r < call.scores.num_rows; r += gridDim.x) {
-    const std::int64_t out_row = call.out_rows != nullptr ? call.out_rows[r] : r;
-    // The CPU throws here; a kernel can only leave such a row alone.
-    if (out_row < 0 || out_row >= call.indices.extent(0)) continue;
-    if (call.values.data_handle() != nullptr && out_row >= call.values.extent(0)) continue;
-    select_row<Element>(call, settings, r, out_row, shared, dynamic);
+    const DeviceRow row = row_of<Element>(call, settings.max_row_len, r);
+    if (row.out_row >= 0) select_row<Element>(call, settings, r, row, shared, dynamic);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/common/request_pages.h"
 #include "sparse_mla/select.h"
 #include "topk/ordered_key.h"
 
@@ -50,17 +51,13 @@ class PickWriter {
     if (map.slots.data_handle() == nullptr) return;
     slots_ = address(map.slots, out_row, 0);
     const std::int64_t request = map.request_of_row != nullptr ? map.request_of_row[r] : r;
-    if (request < 0 || request >= map.block_tables.extent(0)) return;
-    table_ = address(map.block_tables, request, 0);
-    table_stride_ = map.block_tables.stride(1);
-    columns_ = static_cast<std::int32_t>(map.block_tables.extent(1));
-    num_blocks_ = map.num_blocks;
-    block_size_ = map.block_size;
-    block_shift_ = (block_size_ & (block_size_ - 1)) == 0 ? __ffs(block_size_) - 1 : -1;
+    pages_ = RequestPages(map.block_tables, request, map.block_size, map.num_blocks);
   }
 
   /// Does the call want scores?
   __device__ bool wants_values() const { return values_ != nullptr; }
+  /// Does it want anything beside indices?
+  __device__ bool wants_extras() const { return values_ != nullptr || slots_ != nullptr; }
 
   /// Pick number `place`, with its score's bits (as they are in memory: −0 stays −0, a NaN keeps
   /// its payload), which only wants_values() reads.
@@ -72,7 +69,7 @@ class PickWriter {
   __device__ void put_extras(std::int64_t place, std::int32_t index,
                              std::uint32_t score_bits) const {
     if (values_ != nullptr) values_[place] = score_bits;
-    if (slots_ != nullptr) slots_[place] = slot_of(index);
+    if (slots_ != nullptr) slots_[place] = pages_.slot_of(index);
   }
 
   /// Places [count, k) of a row that has fewer than k candidates; all threads call it.
@@ -88,21 +85,10 @@ class PickWriter {
   __device__ std::int32_t* indices() const { return indices_; }
 
  private:
-  __device__ std::int32_t slot_of(std::int32_t index) const {
-    const std::int32_t column = block_shift_ >= 0 ? index >> block_shift_ : index / block_size_;
-    if (column >= columns_) return -1;  // every column without a table
-    const std::int64_t block = __ldg(table_ + column * table_stride_);
-    if (block < 0 || block >= num_blocks_) return -1;
-    return static_cast<std::int32_t>(block * block_size_ + (index - column * block_size_));
-  }
-
-  std::int32_t* indices_;  // [k]
-  std::uint32_t* values_;  // [k] or null
-  std::int32_t* slots_ = nullptr;
-  const std::int32_t* table_ = nullptr;  // [columns_]
-  std::int64_t table_stride_ = 0, num_blocks_ = 0;
-  std::int32_t columns_ = 0, block_size_ = 1;
-  int block_shift_ = 0;  // −1: block_size_ is no power of two
+  std::int32_t* indices_;          // [k]
+  std::uint32_t* values_;          // [k] or null
+  std::int32_t* slots_ = nullptr;  // [k] or null
+  RequestPages pages_;
 };
 
 }  // namespace sparse_mla::cuda

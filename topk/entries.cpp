@@ -16,6 +16,7 @@ SelectProblem problem_of(const SelectCall& call, TieBreak tie, SelectOrder order
   problem.score_type = call.scores.type;
   problem.tie = tie;
   problem.order = order;
+  problem.hinted = call.hints.data_handle() != nullptr;
   topk::validate(problem, call);
   return problem;
 }

@@ -4,6 +4,8 @@
 #include <limits>
 #include <string>
 
+#include "kernels/common/request_pages.h"
+
 namespace sparse_mla::topk {
 
 std::int64_t row_offset(const ScoreRows& scores, std::int64_t r) {
@@ -22,6 +24,10 @@ RowScores row_scores(const SelectCall& call, std::int64_t r) {
           last - first, scores.type};
 }
 
+std::int64_t output_row(const SelectCall& call, std::int64_t r) {
+  return call.out_rows ? call.out_rows[r] : r;
+}
+
 void validate(const SelectProblem& problem, const SelectCall& call) {
   validate_shapes(problem, call);
   const ScoreRows& scores = call.scores;
@@ -33,7 +39,12 @@ void validate(const SelectProblem& problem, const SelectCall& call) {
     }
   if (call.out_rows) {
     std::int64_t limit = call.indices.extent(0);
-    if (call.values.data_handle()) limit = std::min<std::int64_t>(limit, call.values.extent(0));
+    const auto also_below = [&limit](const auto& view) {
+      limit = std::min<std::int64_t>(limit, view.extent(0));
+    };
+    if (call.values.data_handle()) also_below(call.values);
+    if (call.slot_map.slots.data_handle()) also_below(call.slot_map.slots);
+    if (problem.hinted) also_below(call.hints);
     for (std::int64_t r = 0; r < scores.num_rows; ++r)
       require(call.out_rows[r] >= 0 && call.out_rows[r] < limit,
               "out_rows[" + std::to_string(r) + "]", call.out_rows[r],
@@ -51,19 +62,32 @@ std::uint64_t* carve_ranks(const SelectProblem& problem, int threads, WorkspaceC
   return carver.take<std::uint64_t>("select ranks", std::int64_t{threads} * problem.k);
 }
 
-void finish_row(const RowScores& row, SelectOrder order, bool ascending, std::int64_t count, int k,
-                std::uint64_t* ranks, std::int32_t* picks, float* values) {
-  if (order == SelectOrder::by_index && !ascending) std::sort(picks, picks + count);
-  if (order == SelectOrder::by_value) {
+void finish_row(const SelectProblem& problem, const SelectCall& call, std::int64_t r,
+                const RowScores& row, bool ascending, std::uint64_t* ranks) {
+  const std::int64_t out_row = output_row(call, r);
+  const std::int64_t k = problem.k, count = std::min(row.len, k);
+  std::int32_t* const picks = address(call.indices, out_row, 0);
+  if (problem.order == SelectOrder::by_index && !ascending) std::sort(picks, picks + count);
+  if (problem.order == SelectOrder::by_value) {
     for (std::int64_t i = 0; i < count; ++i)
       ranks[i] = packed_rank(ordered_key(row.bits(picks[i])), picks[i]);
     std::sort(ranks, ranks + count);
     for (std::int64_t i = 0; i < count; ++i) picks[i] = packed_index(ranks[i]);
   }
   std::fill(picks + count, picks + k, -1);
-  if (values == nullptr) return;
-  for (std::int64_t i = 0; i < count; ++i) values[i] = std::bit_cast<float>(row.bits(picks[i]));
-  std::fill(values + count, values + k, -std::numeric_limits<float>::infinity());
+  if (call.values.data_handle()) {
+    float* const values = address(call.values, out_row, 0);
+    for (std::int64_t i = 0; i < count; ++i) values[i] = std::bit_cast<float>(row.bits(picks[i]));
+    std::fill(values + count, values + k, -std::numeric_limits<float>::infinity());
+  }
+  const SlotMap& map = call.slot_map;
+  if (map.slots.data_handle()) {
+    std::int32_t* const slots = address(map.slots, out_row, 0);
+    const RequestPages pages(map.block_tables, map.request_of_row ? map.request_of_row[r] : r,
+                             map.block_size, map.num_blocks);
+    for (std::int64_t i = 0; i < count; ++i) slots[i] = pages.slot_of(picks[i]);
+    std::fill(slots + count, slots + k, -1);
+  }
 }
 
 }  // namespace sparse_mla::topk

@@ -1,5 +1,5 @@
 /// What every CPU selector shares: checking a call, addressing its rows, running them in parallel
-/// and finishing each (order, padding, values). An algorithm only picks a row's indices.
+/// and finishing each (order, padding, values, slots). An algorithm only picks a row's indices.
 #pragma once
 
 #include <algorithm>
@@ -34,6 +34,9 @@ std::int64_t row_offset(const ScoreRows& scores, std::int64_t r);
 /// Row r's candidates: [starts[r], ends[r]) cut to [0, row_len).
 RowScores row_scores(const SelectCall& call, std::int64_t r);
 
+/// The row of the outputs that belongs to row r.
+std::int64_t output_row(const SelectCall& call, std::int64_t r);
+
 /// Throws std::invalid_argument for a call that breaks select.h's contract, in its shapes or in
 /// what its arrays hold.
 void validate(const SelectProblem& problem, const SelectCall& call);
@@ -47,11 +50,12 @@ constexpr bool worth_a_team(std::int64_t num_rows, std::int64_t row_len) {
   return num_rows > 1 && num_rows * row_len >= (std::int64_t{1} << 16);
 }
 
-/// Puts picks[0, count) into the order asked for (`ascending`: they are by index already), pads
-/// them to k, and copies their scores into `values` (may be null). `ranks` [k] is scratch, used by
-/// SelectOrder::by_value alone.
-void finish_row(const RowScores& row, SelectOrder order, bool ascending, std::int64_t count, int k,
-                std::uint64_t* ranks, std::int32_t* picks, float* values);
+/// Puts row r's picks, the first min(k, row.len) of its `indices`, into the order asked for
+/// (`ascending`: they are by index already), pads them to k, and writes their scores and slots
+/// where the call wants them. `ranks` [min(k, row.len)] is scratch, used by SelectOrder::by_value
+/// alone.
+void finish_row(const SelectProblem& problem, const SelectCall& call, std::int64_t r,
+                const RowScores& row, bool ascending, std::uint64_t* ranks);
 
 /// Scratch for finish_row, one set per thread; null where the order needs none.
 std::uint64_t* carve_ranks(const SelectProblem& problem, int threads, WorkspaceCarver& carver);
@@ -94,17 +98,14 @@ void select_rows(const SelectProblem& problem, const SelectCall& call,
   for (std::int64_t r = 0; r < num_rows; ++r) {
     const int thread = omp_get_thread_num();
     const RowScores row = row_scores(call, r);
-    const std::int64_t out_row = call.out_rows ? call.out_rows[r] : r;
-    std::int32_t* const picks = address(call.indices, out_row, 0);
-    float* const values = call.values.data_handle() ? address(call.values, out_row, 0) : nullptr;
+    std::int32_t* const picks = address(call.indices, output_row(call, r), 0);
     const bool all = row.len <= problem.k;
     if (all)
       std::iota(picks, picks + row.len, 0);
     else
       Algorithm::select_row(row, problem.k, scratch.of_thread(thread), picks);
-    finish_row(row, problem.order, all || Algorithm::kAscending,
-               std::min<std::int64_t>(row.len, problem.k), problem.k,
-               ranks ? ranks + std::int64_t{thread} * problem.k : nullptr, picks, values);
+    finish_row(problem, call, r, row, all || Algorithm::kAscending,
+               ranks ? ranks + std::int64_t{thread} * problem.k : nullptr);
   }
 }
 

@@ -2,6 +2,7 @@
 #include <string>
 
 #include "kernels/common/cache_checks.h"
+#include "kernels/common/request_pages.h"
 #include "kernels/cpu/entries.h"
 #include "sparse_mla/error.h"
 
@@ -24,19 +25,14 @@ void run(const MapSlotsProblem& problem, const MapSlotsCall& call, std::span<std
     const std::int64_t token = call.tokens == nullptr ? row : call.tokens[row];
     const std::int64_t request = call.request_of_token[token];
     const std::int64_t num_keys = call.keys_of_token[token];
-    const bool known = request >= 0 && request < call.block_tables.extent(0);
+    const RequestPages pages(call.block_tables, request, call.block_size, call.num_blocks);
     const std::int64_t count = call.counts == nullptr ? problem.topk : call.counts[token];
     std::int32_t slot_count = 0;
     for (int i = 0; i < problem.topk; ++i) {
-      const std::int64_t pick = call.picks(token, i);
-      std::int64_t slot = -1;
-      if (known && i < count && pick >= 0 && pick < num_keys &&
-          pick / call.block_size < call.block_tables.extent(1)) {
-        const std::int64_t block = call.block_tables(request, pick / call.block_size);
-        if (block >= 0 && block < call.num_blocks)
-          slot = block * call.block_size + pick % call.block_size;
-      }
-      call.slots(row, i) = static_cast<std::int32_t>(slot);
+      const std::int32_t pick = call.picks(token, i);
+      const bool valid = i < count && pick >= 0 && pick < num_keys;
+      const std::int32_t slot = valid ? pages.slot_of(pick) : -1;
+      call.slots(row, i) = slot;
       if (slot >= 0) slot_count = i + 1;
     }
     if (call.slot_counts != nullptr) call.slot_counts[row] = slot_count;

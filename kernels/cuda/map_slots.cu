@@ -1,11 +1,11 @@
 // Operation `map_slots` on CUDA.
 #include <algorithm>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 
 #include "kernels/common/cache_checks.h"
+#include "kernels/common/request_pages.h"
 #include "kernels/cuda/alignment.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/entries.h"
@@ -26,20 +26,12 @@ struct MapArguments {
   std::int32_t* slot_counts;               ///< [rows] or null
   std::int64_t num_blocks;
   std::int32_t block_size;
-  int block_shift;  ///< log2(block_size), or −1 where it is no power of two
   int topk;
 };
 
-/// The slot of a pick, −1 unless 0 ≤ pick < limit and its page is known. `table`: the request's
-/// row.
-__device__ std::int32_t map_pick(const MapArguments& a, const std::int32_t* table,
-                                 std::int32_t pick, std::int32_t limit) {
-  if (pick < 0 || pick >= limit) return -1;
-  const std::int32_t column = a.block_shift >= 0 ? pick >> a.block_shift : pick / a.block_size;
-  if (column >= a.block_tables.extent(1)) return -1;
-  const std::int64_t block = __ldg(table + column * a.block_tables.stride(1));
-  if (block < 0 || block >= a.num_blocks) return -1;
-  return static_cast<std::int32_t>(block * a.block_size + (pick - column * a.block_size));
+/// The slot of a pick, −1 unless 0 ≤ pick < limit and its page is known.
+__device__ std::int32_t map_pick(const RequestPages& pages, std::int32_t pick, std::int32_t limit) {
+  return pick < 0 || pick >= limit ? -1 : pages.slot_of(pick);
 }
 
 // Tile: one row of picks, kPicks neighbours to a thread and turn. 8 bytes a pick; the row of the
@@ -49,13 +41,13 @@ template <int kPicks>
 __global__ void __launch_bounds__(kMaxThreads) map_slots_kernel(const MapArguments a) {
   const std::int64_t row = blockIdx.x;
   const std::int64_t token = a.tokens == nullptr ? row : a.tokens[row];
-  const std::int32_t* table = nullptr;
+  RequestPages pages;
   std::int32_t limit = 0;  // keys that may be picked
   int count = 0;           // picks that are looked at
   if (token >= 0 && token < a.picks.extent(0)) {
     const std::int32_t request = a.request_of_token[token];
     if (request >= 0 && request < a.block_tables.extent(0)) {
-      table = address(a.block_tables, request, 0);
+      pages = RequestPages(a.block_tables, request, a.block_size, a.num_blocks);
       limit = a.keys_of_token[token];
       count = a.counts == nullptr ? a.topk : min(a.counts[token], a.topk);
     }
@@ -73,15 +65,15 @@ __global__ void __launch_bounds__(kMaxThreads) map_slots_kernel(const MapArgumen
         if (first + 1 < count) picks.y = *address(a.picks, token, first + 1);
         if (first + 2 < count) picks.z = *address(a.picks, token, first + 2);
       }
-      slots[0] = map_pick(a, table, picks.x, limit);
-      slots[1] = map_pick(a, table, picks.y, limit);
-      slots[2] = map_pick(a, table, picks.z, limit);
-      slots[3] = map_pick(a, table, picks.w, limit);
+      slots[0] = map_pick(pages, picks.x, limit);
+      slots[1] = map_pick(pages, picks.y, limit);
+      slots[2] = map_pick(pages, picks.z, limit);
+      slots[3] = map_pick(pages, picks.w, limit);
       *reinterpret_cast<int4*>(address(a.slots, row, first)) = {slots[0], slots[1], slots[2],
                                                                 slots[3]};
     } else {
       const std::int32_t pick = first < count ? *address(a.picks, token, first) : -1;
-      slots[0] = map_pick(a, table, pick, limit);
+      slots[0] = map_pick(pages, pick, limit);
       *address(a.slots, row, first) = slots[0];
     }
 #pragma unroll
@@ -102,19 +94,10 @@ void run(const MapSlotsProblem& problem, const MapSlotsCall& call, std::span<std
          Stream stream) {
   check_shapes(problem, call);
   if (call.slots.extent(0) == 0) return;
-  const auto block_size = static_cast<unsigned>(call.block_size);
-  const MapArguments arguments{call.picks,
-                               call.block_tables,
-                               call.slots,
-                               call.tokens,
-                               call.request_of_token,
-                               call.keys_of_token,
-                               call.counts,
-                               call.slot_counts,
-                               call.num_blocks,
-                               call.block_size,
-                               std::has_single_bit(block_size) ? std::countr_zero(block_size) : -1,
-                               problem.topk};
+  const MapArguments arguments{call.picks,      call.block_tables,     call.slots,
+                               call.tokens,     call.request_of_token, call.keys_of_token,
+                               call.counts,     call.slot_counts,      call.num_blocks,
+                               call.block_size, problem.topk};
   constexpr int kPicks = 4;
   const bool vector =
       problem.topk % kPicks == 0 && aligned_rows(call.picks, 16) && aligned_rows(call.slots, 16);

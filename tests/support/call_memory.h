@@ -146,6 +146,10 @@ void visit_memory(const SelectProblem&, SelectCall& call, Visit&& visit) {
   visit_array(call.out_rows, scores.num_rows, visit);
   visit_view(call.indices, visit);
   visit_view(call.values, visit);
+  visit_view(call.slot_map.block_tables, visit);
+  visit_array(call.slot_map.request_of_row, scores.num_rows, visit);
+  visit_view(call.slot_map.slots, visit);
+  visit_view(call.hints, visit);
 }
 
 template <class Visit>

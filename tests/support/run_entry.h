@@ -87,15 +87,22 @@ void run_on_host(const Operation<Problem, Call>& operation, const Entry<Problem,
 /// Runs an entry of the device on a stream of its own, over a mirror of the call's memory.
 template <class Problem, class Call>
 void run_on_device(const Operation<Problem, Call>& operation, const Entry<Problem, Call>& entry,
-                   const Problem& problem, const Call& call) {
-  const std::size_t bytes = entry.workspace_bytes(problem);
-  const DeviceMemory workspace(bytes + (under_sanitizer() ? 0 : kWorkspaceGuard));
+                   const Problem& problem, const Call& call, std::span<std::byte> workspace) {
   const DeviceStream stream;
   DeviceMirror mirror;
   const Call moved = mirror_call(problem, call, mirror);
-  operation.run(entry, problem, moved, workspace.span().first(bytes), stream.get());
+  operation.run(entry, problem, moved, workspace, stream.get());
   stream.synchronize();
   mirror.download();
+}
+
+/// The same in a workspace of exactly the size that the entry asks for.
+template <class Problem, class Call>
+void run_on_device(const Operation<Problem, Call>& operation, const Entry<Problem, Call>& entry,
+                   const Problem& problem, const Call& call) {
+  const std::size_t bytes = entry.workspace_bytes(problem);
+  const DeviceMemory workspace(bytes + (under_sanitizer() ? 0 : kWorkspaceGuard));
+  run_on_device(operation, entry, problem, call, workspace.span().first(bytes));
   if (under_sanitizer()) return;
   std::vector<std::byte> guard(kWorkspaceGuard);
   copy_to_host(guard.data(), workspace.data() + bytes, kWorkspaceGuard);
