@@ -29,14 +29,14 @@ namespace sparse_mla::cuda {
 /// thread sums one or two of them.
 inline constexpr int kParts = 1024;
 /// Keys that are ranked by comparing each with all: their threads make that many comparisons.
-inline constexpr int kMaxRanked = 128;
+inline constexpr int kMaxRanked = 64;
 
 /// A block's scratch in shared memory.
 struct BlockShared {
   std::uint32_t histogram[kParts];
   std::uint64_t ranked[kMaxRanked];
-  std::uint32_t of_warp[2][2][32];  // partial results of sums and bounds; calls take turns
-  std::uint32_t ranked_selected[kMaxRanked / 32];  // bits
+  std::uint32_t of_warp[2][2][32];   // partial results of sums and bounds; calls take turns
+  std::uint32_t ranked_selected[2];  // bits of the kMaxRanked
   std::uint32_t part, above, in_part;
 };
 
@@ -134,7 +134,10 @@ __device__ void bounds_of(Block<T>& block, const float (&score)[V], In in, std::
 /// Equal parts of the range of the finite scores. The part of a score is a number in the mantissa
 /// of a float, kFirst + part: one rounding of a product that grows with the score, so that a
 /// greater score never has a lesser part. +inf has the last part; −inf and NaN have none.
+template <int kNum>
 class ValueParts {
+  static_assert((kNum & (kNum - 1)) == 0);
+
  public:
   template <int T, int V>
   __device__ ValueParts(Block<T>& block, const float (&score)[V]) {
@@ -151,30 +154,39 @@ class ValueParts {
     if (low <= topk::kNegativeInfinityKey || high >= topk::kPositiveInfinityKey)
       bounds_of(
           block, score, [&](int i) { return fabsf(score[i]) <= FLT_MAX; }, low, high);
-    low_ = low <= high ? float_of(low) : 0;
-    width_ = low <= high ? float_of(high) - low_ : 0;
-    // Neither 0, which times +inf is NaN (a width that overflows), nor +inf (none).
-    scale_ = fminf(fmaxf(__fdividef(kParts - 1, width_), FLT_MIN), FLT_MAX);
+    set(low <= high ? float_of(low) : 0, low <= high ? float_of(high) : 0);
   }
+  /// Of [low, high]; greater scores have the last part.
+  __device__ ValueParts(float low, float high) { set(low, high); }
+
+  __device__ float low() const { return low_; }
+  __device__ float high() const { return low_ + width_; }
   __device__ float place(float score) const { return fmaf(score - low_, scale_, kFirst); }
-  /// Its part; at least kParts for a score without one.
+  /// Its part; at least kNum for a score without one.
   __device__ std::uint32_t part(float score) const {
     const std::uint32_t part = __float_as_uint(place(score)) - __float_as_uint(kFirst);
-    return score >= low_ ? min(part, kParts - 1u) : ~0u;
+    return score >= low_ ? min(part, kNum - 1u) : ~0u;
   }
   /// place() of the part's scores is at least this …
   __device__ static float edge(std::uint32_t part) { return kFirst + static_cast<float>(part); }
   /// … and of those above the part greater than this.
   __device__ static float edge_above(std::uint32_t part) {
-    return part == kParts - 1 ? __int_as_float(0x7F800000) : edge(part);
+    return part == kNum - 1 ? __int_as_float(0x7F800000) : edge(part);
   }
   /// A score that all of the part and of those above it reach, and few below it.
   __device__ float threshold(std::uint32_t part) const {
     const float parts = static_cast<float>(max(part, 2u) - 2);  // rounding is less than that
-    return fmaf(parts, width_ * (1.0f / (kParts - 1)), low_);
+    return fmaf(parts, width_ * (1.0f / (kNum - 1)), low_);
   }
 
  private:
+  __device__ void set(float low, float high) {
+    low_ = low;
+    width_ = high - low;
+    // Neither 0, which times +inf is NaN (a width that overflows), nor +inf (none).
+    scale_ = fminf(fmaxf(__fdividef(kNum - 1, width_), FLT_MIN), FLT_MAX);
+  }
+
   static constexpr float kFirst = 8388608.0f;  // 2^23: from here on floats are whole numbers
   float low_, width_, scale_;
 };
@@ -289,7 +301,7 @@ template <int T, int V>
 __device__ Selection select_in_block(Block<T>& block, const float (&score)[V],
                                      std::uint32_t wanted) {
   clear_histogram<T>(block.shared);
-  const ValueParts parts(block, score);
+  const ValueParts<kParts> parts(block, score);
   InPlay in_play;
   std::uint32_t counted;
   if (!find_part<T, V>(
@@ -319,30 +331,31 @@ __device__ Selection select_in_block(Block<T>& block, const float (&score)[V],
   return select_in_range(block, score, range, in_play);
 }
 
-/// A score that at least about `wanted` of the block's scores reach, and not many more. NaN where
+/// A score that some share of a row reaches, no_score() for none, and what hardly any exceeds.
+struct Threshold {
+  float least, greatest;
+};
+
+/// A score that at least about `wanted` of the block's scores reach, and not many more; none where
 /// fewer than `wanted` are finite or +inf.
 template <int T, int V>
-__device__ float threshold_in_block(Block<T>& block, const float (&score)[V],
-                                    std::uint32_t wanted) {
+__device__ Threshold threshold_in_block(Block<T>& block, const float (&score)[V],
+                                        std::uint32_t wanted) {
   clear_histogram<T>(block.shared);
-  const ValueParts parts(block, score);
+  const ValueParts<kParts> parts(block, score);
   InPlay in_play;
   std::uint32_t counted;
   if (!find_part<T, V>(
           block, [&](int i) { return parts.part(score[i]); }, wanted, in_play, counted))
-    return no_score();
-  if (in_play.count <= kMaxRanked + in_play.wanted) return parts.threshold(in_play.part);
+    return {no_score(), 0};
+  if (in_play.count <= kMaxRanked + in_play.wanted)
+    return {parts.threshold(in_play.part), parts.high()};
   KeyRange range;  // heavy tails leave most scores in one part
   bounds_of(
       block, score, [&](int i) { return parts.part(score[i]) == in_play.part; }, range.low,
       range.high);
   narrow(block, score, kMaxRanked + in_play.wanted, range, in_play);
-  return float_of(range.low);
-}
-
-/// The bits below bit n of a word that is the w-th of a row of words.
-__device__ inline std::uint32_t bits_below(std::uint32_t n, std::uint32_t w) {
-  return n <= 32 * w ? 0 : n >= 32 * w + 32 ? ~0u : (1u << (n - 32 * w)) - 1;
+  return {float_of(range.low), parts.high()};
 }
 
 /// Calls sink(place, i) for each selected score[i]: places ascend with the positions.
@@ -389,14 +402,14 @@ __device__ void for_each_selected(Block<T>& block, const float (&score)[V],
       if (block.lane == 0) shared.ranked_selected[block.warp] = bits;
     }
     __syncthreads();
-    std::uint32_t own = 0;  // bit i: the i-th of this thread's is selected
-#pragma unroll
-    for (std::uint32_t w = 0; w < kMaxRanked / 32; ++w) {
-      const std::uint32_t bits = shared.ranked_selected[w];
-      place += static_cast<std::uint32_t>(__popc(bits & bits_below(in_before, w)));
-      const std::uint32_t at = in_before - 32 * w;  // of the thread's first in this word
-      if (in_before / 32 == w) own |= bits >> at;
-      if (in_before / 32 + 1 == w && in_before % 32 != 0) own |= bits << (0u - at);
+    const std::uint64_t bits = shared.ranked_selected[0] | std::uint64_t{shared.ranked_selected[1]}
+                                                               << 32;
+    std::uint64_t own = 0;  // bit i: the i-th of this thread's is selected
+    if (in_before < kMaxRanked) {
+      own = bits >> in_before;
+      place += static_cast<std::uint32_t>(__popcll(bits & ((std::uint64_t{1} << in_before) - 1)));
+    } else {
+      place += selection.wanted;  // all of them
     }
     for (unsigned in = selection.in; in != 0; in &= in - 1, own >>= 1)
       if (own & 1) selected |= in & (0u - in);

@@ -10,9 +10,9 @@
 #include <string>
 
 #include "kernels/cuda/device.h"
+#include "topk/cluster_select.cuh"
 #include "topk/cuda_algorithms.h"
 #include "topk/select_checks.h"
-#include "topk/stream_select.cuh"
 
 namespace sparse_mla::cuda {
 namespace {
@@ -38,10 +38,13 @@ __global__ void __launch_bounds__(kThreads, 1)
                    const __grid_constant__ StreamSettings settings, int blocks_per_row) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(16) std::byte dynamic[];
-  __shared__ BlockShared shared;
   __shared__ ClusterShared cluster;
-  stream_row<Element, kThreads, true>(call, settings, blockIdx.x / blocks_per_row, shared, cluster,
-                                      dynamic);
+  cluster_row<Element, kThreads>(
+      call, settings, blockIdx.x / static_cast<unsigned>(blocks_per_row), cluster, dynamic,
+      [&](Block<kThreads>& block, const DeviceRow&, const RowVectors<Element>& vectors) {
+        return Sample::take<kThreads>(vectors, static_cast<std::uint32_t>(settings.k))
+            .threshold(block);
+      });
 #endif
 }
 

@@ -20,14 +20,42 @@ namespace {
 constexpr int kThreads = 512;
 
 template <class Element>
+__device__ void stream_row(const SelectCall& call, const StreamSettings& settings, std::int64_t r,
+                           StreamShared& shared, std::byte* dynamic) {
+  constexpr int T = kThreads;
+  const DeviceRow row = row_of<Element>(call, settings.max_row_len, r);
+  if (row.out_row < 0) return;
+  if (row.len <= settings.k) {
+    put_whole_row<Element, T>(call, settings, r, row, dynamic);
+    return;
+  }
+  const auto k = static_cast<std::uint32_t>(settings.k);
+  const Survivors survivors{reinterpret_cast<float*>(dynamic),
+                            reinterpret_cast<std::int32_t*>(dynamic) + kMaxSurvivors<T>};
+  const RowVectors<Element> vectors(row.scores, row.len);
+  const Part whole(vectors.count, 0, 1);
+  Block<T> block(shared.block);
+  RowStream<Element, T> stream(block, shared, survivors, dynamic + 8 * kMaxSurvivors<T>, k);
+  stream.prefetch(vectors, whole.begin, whole.end);
+  stream.set_threshold(Sample::take<T>(vectors, k).threshold(block).least);
+#pragma unroll 1
+  for (;;) {
+    add_part(stream, vectors, whole);
+    if (stream.filled() >= k) break;
+    stream.restart();
+    stream.prefetch(vectors, whole.begin, whole.end);
+  }
+  finish_row<Element, T>(call, settings, r, row, block, survivors, stream.filled(), dynamic);
+}
+
+template <class Element>
 __global__ void __launch_bounds__(kThreads, 2)
     stream_kernel(const __grid_constant__ SelectCall call,
                   const __grid_constant__ StreamSettings settings) {
   extern __shared__ __align__(16) std::byte dynamic[];
-  __shared__ BlockShared shared;
-  __shared__ ClusterShared alone;
+  __shared__ StreamShared shared;
   for (std::int64_t r = blockIdx.x; r < call.scores.num_rows; r += gridDim.x) {
-    stream_row<Element, kThreads, false>(call, settings, r, shared, alone, dynamic);
+    stream_row<Element>(call, settings, r, shared, dynamic);
     __syncthreads();  // the next row uses the same shared memory
   }
 }

@@ -1,24 +1,19 @@
-/// Selection from long rows in one reading: what the selectors "cuda_stream" (one block per row),
-/// "cuda_cluster" (a thread block cluster per row) and "cuda_hinted" are made of.
+/// Selection from long rows in one reading: what the selectors "cuda_stream" (a block per row),
+/// "cuda_cluster" and "cuda_hinted" (a cluster of blocks per row) are made of.
 ///
 ///   sample of the row, or hints ──▶ threshold (a score that some more than k are expected to
 ///   reach) row (global) ──stream, score ≥ threshold──▶ survivors (shared memory, by ascending
-///   index) survivors of all blocks ──distributed shared memory──▶ leader ──select_in_block──▶
-///   picks
+///   index) survivors ──select_in_block──▶ picks
 ///
-/// Roles: each block of a cluster streams its own contiguous part of the row, a tile of T × 64
-/// bytes at a time, the next tile's loads in flight; one block-wide sum per tile gives survivors
-/// their places, so that they lie in order of index whatever the timing. Then blocks tell each
-/// other how many they have and push them behind the leader's own; the leader (rank 0) selects
-/// among them. Every block computes the threshold from the same sample: nothing is exchanged for
-/// it.
+/// A block streams its contiguous part of the row, a tile of T × 64 bytes at a time, the next
+/// tile's loads in flight; one block-wide sum per tile gives survivors their places, so that they
+/// lie in order of index whatever the timing.
 ///
 /// No score can be lost. A full buffer is cut back to its k best, and from then on only scores
-/// above the worst of those get in (equal ones come later in the row and lose the tie). Survivors
-/// of all blocks that do not fit the leader's buffer are streamed through it in the same way. Fewer
-/// than k survivors – the sample or the hints misled – make the blocks stream their parts once more
-/// without a threshold. Once k have come in, an equal of the threshold would lose the tie, so it
-/// rises by one step: rows with thousands of equal scores do not fill the buffer.
+/// above the worst of those get in (equal ones come later in the row and lose the tie). Fewer than
+/// k survivors – the sample or the hints misled –: the row is streamed once more without a
+/// threshold. Once k have come in, an equal of the threshold would lose the tie, so it rises by one
+/// step: rows with thousands of equal scores do not fill the buffer.
 ///
 /// Sampling a threshold and filtering by it goes back to Floyd and Rivest, "Expected time bounds
 /// for selection" (CACM 1975).
@@ -125,11 +120,10 @@ struct Survivors {
   std::int32_t* indices;  // [kMaxSurvivors], right behind the scores
 };
 
-/// What blocks of a cluster tell each other.
-struct ClusterShared {
-  std::uint64_t counted[2], pushed;  // mbarriers: what has come from other blocks
-  std::uint32_t counts[2][16];       // survivors of each block, by attempt
-  std::uint32_t cut_index;           // of the first survivor that found the buffer full
+/// A streaming block's scratch in shared memory.
+struct StreamShared {
+  BlockShared block;
+  std::uint32_t cut_index;  // of the first survivor that found the buffer full
 };
 
 /// A thread's scores of a buffer with `filled` of them, NaN behind the last.
@@ -185,10 +179,10 @@ class RowStream {
   using Vectors = RowVectors<Element>;
 
   /// `in_flight`: [kTiles, kLoads, T] 16-byte vectors.
-  __device__ RowStream(Block<T>& block, ClusterShared& cluster, const Survivors& survivors,
+  __device__ RowStream(Block<T>& block, StreamShared& shared, const Survivors& survivors,
                        const std::byte* in_flight, std::uint32_t k)
       : block_(block),
-        cluster_(cluster),
+        cut_index_(shared.cut_index),
         survivors_(survivors),
         scores_(ptx::shared_address(survivors.scores)),
         in_flight_(ptx::shared_address(in_flight) + threadIdx.x * 16),
@@ -383,7 +377,7 @@ class RowStream {
           survivors_.scores[at] = survivor.score;
           survivors_.indices[at] = survivor.index;
         } else if (at == kCapacity) {
-          cluster_.cut_index = static_cast<std::uint32_t>(survivor.index);
+          cut_index_ = static_cast<std::uint32_t>(survivor.index);
         }
         ++at;
       }
@@ -396,7 +390,7 @@ class RowStream {
   /// Cuts the full buffer back to its k best; later only greater keys than the worst of them pass.
   /// Returns the last index that append() has dealt with.
   __device__ std::int32_t make_room() {
-    const auto done = static_cast<std::int32_t>(cluster_.cut_index) - 1;
+    const auto done = static_cast<std::int32_t>(cut_index_) - 1;
     filter_.set_above(cut_survivors<T>(block_.shared, survivors_, k_));
     filled_ = k_;
     strict_ = true;
@@ -404,7 +398,7 @@ class RowStream {
   }
 
   Block<T>& block_;
-  ClusterShared& cluster_;
+  std::uint32_t& cut_index_;
   const Survivors survivors_;
   const std::uint32_t scores_;     // survivors_.scores in shared memory, indices right behind
   const std::uint32_t in_flight_;  // this thread's, in shared memory
@@ -425,183 +419,145 @@ __device__ inline std::uint32_t sample_rank(float expected) {
   return static_cast<std::uint32_t>(ceilf(expected + 5 * sqrtf(expected) + 4));
 }
 
-/// A threshold, NaN for none, from 4,096 scores (of rows from 262,144 on, 8 of each thread) in
-/// chunks of 64 bytes, each somewhere in its stratum of the row. All blocks of a cluster read the
-/// same. Single scores would be better samples of rows whose neighbours are alike, but memory gives
-/// no less than such a chunk.
-template <class Element, int T>
-__device__ float sample_threshold(Block<T>& block, const RowVectors<Element>& row,
-                                  std::uint32_t k) {
-  constexpr int kVector = RowVectors<Element>::kVector, kLoads = kSampled / kVector;
-  constexpr std::uint32_t kChunk = 4;  // vectors
-  constexpr std::int32_t kLongRow = 1 << 18;
-  const int loads = T < 1024 || row.len >= kLongRow ? kLoads : (kLoads + 1) / 2;
-  const int shift = log2_of(static_cast<unsigned>(loads) * T / kChunk);  // of the strata
-  const std::uint32_t num_chunks = static_cast<std::uint32_t>(row.count) / kChunk;
+/// 4,096 scores of a row (of rows from 262,144 on, 8 of each thread), in chunks of 64 bytes, each
+/// somewhere in its stratum of the row. All blocks of a cluster read the same. Single scores would
+/// be better samples of rows whose neighbours are alike, but memory gives no less than such a
+/// chunk.
+struct Sample {
   float score[kSampled];
+  std::uint32_t size;  // of all threads' scores
+  float expected;      // of the row's k best, so many are in the sample
+
+  template <int T, class Element>
+  static __device__ Sample take(const RowVectors<Element>& row, std::uint32_t k) {
+    constexpr int kVector = RowVectors<Element>::kVector, kLoads = kSampled / kVector;
+    constexpr std::uint32_t kChunk = 4;  // vectors
+    constexpr std::int32_t kLongRow = 1 << 18;
+    const int loads = T < 1024 || row.len >= kLongRow ? kLoads : (kLoads + 1) / 2;
+    const std::uint32_t strata = static_cast<unsigned>(loads) * T / kChunk;
+    const int shift = log2_of(strata);
+    const std::uint32_t num_chunks = static_cast<std::uint32_t>(row.count) / kChunk;
+    Sample sample;
 #pragma unroll
-  for (int i = 0; i < kSampled; ++i) score[i] = no_score();
+    for (int i = 0; i < kSampled; ++i) sample.score[i] = no_score();
 #pragma unroll
-  for (int j = 0; j < kLoads; ++j) {
-    if (j >= loads) continue;
-    // Of loads · T / 4 strata; the products stay below 2^32 · 2^11.
-    const std::uint32_t stratum = (static_cast<unsigned>(j) * T + threadIdx.x) / kChunk;
-    const auto begin = static_cast<std::uint32_t>(std::uint64_t{num_chunks} * stratum >> shift);
-    const auto end = static_cast<std::uint32_t>(std::uint64_t{num_chunks} * (stratum + 1) >> shift);
-    if (begin == end) continue;
-    const std::uint32_t chunk = begin + __umulhi(stratum * 2654435769u, end - begin);
-    const uint4 raw =
-        __ldg(row.address(static_cast<std::int32_t>(chunk * kChunk + threadIdx.x % kChunk)));
+    for (int j = 0; j < kLoads; ++j) {
+      if (j >= loads) continue;
+      const std::uint32_t stratum = (static_cast<unsigned>(j) * T + threadIdx.x) / kChunk;
+      const auto begin = static_cast<std::uint32_t>(std::uint64_t{num_chunks} * stratum >> shift);
+      const auto end =
+          static_cast<std::uint32_t>(std::uint64_t{num_chunks} * (stratum + 1) >> shift);
+      if (begin == end) continue;
+      const std::uint32_t scattered = stratum * 2654435769u;  // 2^32 / the golden ratio
+      const std::uint32_t chunk = begin + __umulhi(scattered, end - begin);
+      const uint4 raw =
+          __ldg(row.address(static_cast<std::int32_t>(chunk * kChunk + threadIdx.x % kChunk)));
 #pragma unroll
-    for (int i = 0; i < kVector; ++i)
-      score[j * kVector + i] = __uint_as_float(RowVectors<Element>::bits(raw, i));
+      for (int i = 0; i < kVector; ++i)
+        sample.score[j * kVector + i] = __uint_as_float(RowVectors<Element>::bits(raw, i));
+    }
+    sample.size = min(num_chunks, strata) * kChunk * kVector;
+    sample.expected = static_cast<float>(k) *
+                      __fdividef(static_cast<float>(sample.size), static_cast<float>(row.len));
+    return sample;
   }
-  const auto in_sample = static_cast<float>(
-      min(num_chunks, static_cast<unsigned>(loads) * T / kChunk) * kChunk * kVector);
-  const std::uint32_t rank =
-      sample_rank(static_cast<float>(k) * __fdividef(in_sample, static_cast<float>(row.len)));
-  if (static_cast<float>(rank) > in_sample / 2) return no_score();  // not worth it
-  return threshold_in_block(block, score, rank);
+
+  /// A score that k of the row reach, almost surely.
+  template <int T>
+  __device__ Threshold threshold(Block<T>& block) const {
+    const std::uint32_t rank = sample_rank(expected);
+    if (rank > size / 2) return {no_score(), 0};  // nothing worth leaving out
+    return threshold_in_block(block, score, rank);
+  }
+};
+
+/// The row's scores from `begin` on, of a cluster of blocks or of one: which are a block's.
+struct Part {
+  std::int32_t begin, end;  // vectors
+  bool first, last;         // has the scores before and behind the vectors
+
+  /// Parts of equal length, the last ones shorter. `blocks` is a power of two.
+  __device__ Part(std::int32_t count, unsigned rank, unsigned blocks) {
+    const auto length = static_cast<std::int32_t>(
+        (static_cast<std::uint32_t>(count) + blocks - 1) >> log2_of(blocks));
+    begin = min(static_cast<std::int32_t>(rank) * length, count);
+    end = min(begin + length, count);
+    first = rank == 0;
+    last = rank == blocks - 1;
+  }
+};
+
+/// Streams a block's part of a row, whose vectors have been prefetched.
+template <class Element, int T>
+__device__ void add_part(RowStream<Element, T>& stream, const RowVectors<Element>& row,
+                         const Part& part) {
+#pragma unroll 1  // the code of add_scores once
+  for (int piece = 0; piece < 3; ++piece) {
+    if (piece == 1)
+      stream.add_vectors(row, part.begin, part.end);
+    else if (piece == 0 && part.first)
+      stream.add_scores(row.row, 0, row.head);
+    else if (piece == 2 && part.last)
+      stream.add_scores(row.row, row.tail(), row.len);
+  }
 }
 
-/// Selects from row r with a cluster of blocks (kCluster) or one block.
-template <class Element, int T, bool kCluster>
-__device__ void stream_row(const SelectCall& call, const StreamSettings& settings, std::int64_t r,
-                           BlockShared& shared, ClusterShared& cluster, std::byte* dynamic) {
-  using Rows = RowStream<Element, T>;
-  const DeviceRow row = row_of<Element>(call, settings.max_row_len, r);
-  if (row.out_row < 0) return;
-  unsigned rank = 0, blocks = 1;
-#if __CUDA_ARCH__ >= 900
-  if constexpr (kCluster) {
-    rank = ptx::cluster_rank();
-    blocks = ptx::cluster_size();
-  }
-#endif
-  const Survivors survivors{reinterpret_cast<float*>(dynamic),
-                            reinterpret_cast<std::int32_t*>(dynamic) + Rows::kCapacity};
-  // Of the selected survivors, where vectors were in flight.
-  auto* const positions = reinterpret_cast<std::uint16_t*>(dynamic + 8 * Rows::kCapacity);
-  if (row.len > settings.k) {  // the same for all blocks of a cluster
-#if __CUDA_ARCH__ >= 900
-    if constexpr (kCluster) {
-      if (threadIdx.x == 0) {
-        ptx::mbarrier_init(&cluster.counted[0], 1);
-        ptx::mbarrier_init(&cluster.counted[1], 1);
-        ptx::mbarrier_init(&cluster.pushed, 1);
-        ptx::mbarrier_init_fence();
-      }
-      ptx::cluster_arrive_relaxed();  // waited for before the first remote access
-    }
-#endif
-    const auto k = static_cast<std::uint32_t>(settings.k);
-    const RowVectors<Element> vectors(row.scores, row.len);
-    // Parts of equal length, the last ones shorter.
-    const std::int32_t part = static_cast<std::int32_t>(
-        (static_cast<std::uint32_t>(vectors.count) + blocks - 1) >> log2_of(blocks));
-    const std::int32_t begin = min(static_cast<std::int32_t>(rank) * part, vectors.count);
-    const std::int32_t end = min(begin + part, vectors.count);
-    Block<T> block(shared);
-    Rows stream(block, cluster, survivors, dynamic + 8 * Rows::kCapacity, k);
-    stream.prefetch(vectors, begin, end);
-    stream.set_threshold(sample_threshold<Element, T>(block, vectors, k));
-    std::uint32_t total = 0, before = 0;
-    bool again;
-#pragma unroll 1
-    for (again = false;; again = true) {
-#pragma unroll 1  // the code of add_scores once
-      for (int piece = 0; piece < 3; ++piece) {
-        if (piece == 1)
-          stream.add_vectors(vectors, begin, end);
-        else if (piece == 0 && rank == 0)
-          stream.add_scores(row.scores, 0, vectors.head);
-        else if (piece == 2 && rank == blocks - 1)
-          stream.add_scores(row.scores, vectors.tail(), row.len);
-      }
-      total = stream.filled();
-#if __CUDA_ARCH__ >= 900
-      if constexpr (kCluster) {
-        if (!again) ptx::cluster_wait();
-        if (threadIdx.x < blocks)
-          ptx::store_async_4(
-              ptx::map_to_block(ptx::shared_address(&cluster.counts[again][rank]), threadIdx.x),
-              total, ptx::map_to_block(ptx::shared_address(&cluster.counted[again]), threadIdx.x));
-        if (threadIdx.x == 0) ptx::mbarrier_arrive_expecting(&cluster.counted[again], 4 * blocks);
-        ptx::mbarrier_wait(&cluster.counted[again], 0);
-        const std::uint32_t count = block.lane < blocks ? cluster.counts[again][block.lane] : 0;
-        total = __reduce_add_sync(~0u, count);
-        before = __reduce_add_sync(~0u, block.lane < rank ? count : 0);
-      }
-#endif
-      if (total >= k || again) break;  // the same for all blocks
-      stream.restart();
-      stream.prefetch(vectors, begin, end);
-    }
-#if __CUDA_ARCH__ >= 900
-    if constexpr (kCluster) {
-      if (total <= Rows::kCapacity) {
-        if (rank != 0) {
-          __syncthreads();  // survivors are pushed by other threads than wrote them
-          const std::uint32_t scores = ptx::shared_address(survivors.scores),
-                              leader = ptx::map_to_block(scores, 0),
-                              pushed = ptx::map_to_block(ptx::shared_address(&cluster.pushed), 0);
-          for (std::uint32_t j = threadIdx.x; j < stream.filled(); j += T) {
-            const std::uint32_t to = leader + 4 * (before + j);
-            ptx::store_async_4(to, __float_as_uint(survivors.scores[j]), pushed);
-            ptx::store_async_4(to + 4 * Rows::kCapacity,
-                               static_cast<std::uint32_t>(survivors.indices[j]), pushed);
-          }
-          return;
-        }
-        if (threadIdx.x == 0)
-          ptx::mbarrier_arrive_expecting(&cluster.pushed, 8 * (total - stream.filled()));
-        ptx::mbarrier_wait(&cluster.pushed, 0);
-        stream.set_filled(total);
-      } else {  // through the leader's buffer, one block after the other
-        ptx::cluster_arrive();
-        ptx::cluster_wait();
-        if (rank == 0)
-          for (unsigned b = 1; b < blocks; ++b)
-            stream.add_survivors(ptx::map_to_block(ptx::shared_address(survivors.scores), b),
-                                 cluster.counts[again][b]);
-        ptx::cluster_arrive();
-        ptx::cluster_wait();
-      }
-    }
-#endif
-    if (rank != 0) return;
-    __syncthreads();
-    block.idle = (threadIdx.x - threadIdx.x % 32) * kSurvivorsPerThread<T> >= stream.filled();
-    float score[kSurvivorsPerThread<T>];
-    load_survivors<T>(survivors, stream.filled(), score);
-    list_selected(block, score, select_in_block(block, score, k), positions);
-    __syncthreads();
-  } else if (rank != 0) {
-    return;
-  }
-
-  const PickWriter writer(call, r, row.out_row);
-  const std::int32_t count = min(row.len, settings.k);
+/// Writes picks [place, place + count) of row r, all of them survivors at `positions`.
+template <class Element, int T>
+__device__ void put_survivors(const PickWriter& writer, bool indices_only,
+                              const Survivors& survivors, const std::uint16_t* positions,
+                              std::int32_t place, std::int32_t count) {
   for (std::int32_t j = static_cast<int>(threadIdx.x); j < count; j += T) {
-    std::int32_t index = j;
-    std::uint32_t bits = 0;
-    if (row.len > settings.k) {
-      index = survivors.indices[positions[j]];
-      bits = __float_as_uint(survivors.scores[positions[j]]);
-    } else if (writer.wants_values()) {
-      bits = Element::bits(row.scores, j);
-    }
-    if (settings.by_value)  // the rest when the picks are in order
-      writer.indices()[j] = index;
+    const std::uint16_t at = positions[j];
+    const std::int32_t index = survivors.indices[at];
+    if (indices_only)
+      writer.indices()[place + j] = index;
     else
-      writer.put(j, index, bits);
+      writer.put(place + j, index, __float_as_uint(survivors.scores[at]));
   }
+}
+
+/// Selects the k best of `filled` survivors and writes them as the picks of row r: all of its
+/// picks. `dynamic` holds the survivors. Begins with a barrier.
+template <class Element, int T>
+__device__ void finish_row(const SelectCall& call, const StreamSettings& settings, std::int64_t r,
+                           const DeviceRow& row, Block<T>& block, const Survivors& survivors,
+                           std::uint32_t filled, std::byte* dynamic) {
+  // Where vectors were in flight.
+  auto* const positions = reinterpret_cast<std::uint16_t*>(dynamic + 8 * kMaxSurvivors<T>);
+  __syncthreads();
+  {
+    block.idle = (threadIdx.x - threadIdx.x % 32) * kSurvivorsPerThread<T> >= filled;
+    float score[kSurvivorsPerThread<T>];
+    load_survivors<T>(survivors, filled, score);
+    list_selected(block, score,
+                  select_in_block(block, score, static_cast<std::uint32_t>(settings.k)), positions);
+  }
+  __syncthreads();
+  const PickWriter writer(call, r, row.out_row);
+  put_survivors<Element, T>(writer, settings.by_value, survivors, positions, 0, settings.k);
+  if (!settings.by_value) return;
+  order_by_value<Element>(row.scores, writer.indices(), settings.k,
+                          reinterpret_cast<std::uint64_t*>(dynamic));
+  put_extras<Element>(writer, row.scores, settings.k);
+}
+
+/// Writes the picks of a row that has no more than k scores.
+template <class Element, int T>
+__device__ void put_whole_row(const SelectCall& call, const StreamSettings& settings,
+                              std::int64_t r, const DeviceRow& row, std::byte* dynamic) {
+  const PickWriter writer(call, r, row.out_row);
+  for (std::int32_t j = static_cast<int>(threadIdx.x); j < row.len; j += T)
+    if (settings.by_value)  // the rest when the picks are in order
+      writer.indices()[j] = j;
+    else
+      writer.put(j, j, writer.wants_values() ? Element::bits(row.scores, j) : 0);
   if (settings.by_value) {
-    order_by_value<Element>(row.scores, writer.indices(), count,
+    order_by_value<Element>(row.scores, writer.indices(), row.len,
                             reinterpret_cast<std::uint64_t*>(dynamic));
-    put_extras<Element>(writer, row.scores, count);
+    put_extras<Element>(writer, row.scores, row.len);
   }
-  writer.pad(count, settings.k, static_cast<int>(threadIdx.x), T);
+  writer.pad(row.len, settings.k, static_cast<int>(threadIdx.x), T);
 }
 
 }  // namespace sparse_mla::cuda

@@ -197,6 +197,14 @@ __device__ inline void store_async_4(std::uint32_t address, std::uint32_t value,
       : "memory");
 }
 
+__device__ inline void store_async_8(std::uint32_t address, std::uint64_t value,
+                                     std::uint32_t mbarrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.u64 [%0], %1, [%2];" ::"r"(address),
+      "l"(value), "r"(mbarrier)
+      : "memory");
+}
+
 __device__ inline void mbarrier_init(std::uint64_t* mbarrier, std::uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(mbarrier)),
                "r"(arrivals)
