@@ -14,14 +14,19 @@
 /// through it. Every path gives the same picks in the same order.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "kernels/common/ptx.cuh"
+#include "kernels/cuda/device.h"
 #include "topk/stream_select.cuh"
 
 namespace sparse_mla::cuda {
 
+/// One block has an SM for itself.
+inline constexpr int kClusterThreads = 1024;
 inline constexpr unsigned kMaxBlocks = 16;  // of a cluster: what the hardware can do
 /// Parts of the histogram that blocks exchange: one kilobyte from each to each. Normal rows have
 /// some 50 of 131,072 scores in the k-th's.
@@ -314,5 +319,63 @@ __device__ void cluster_row(const SelectCall& call, const StreamSettings& settin
 }
 
 #endif  // __CUDA_ARCH__ >= 900
+
+/// Blocks per row: the most that find an SM each and at least 8,192 scores; below that the exchange
+/// costs more than it saves. A cluster lies within one of the card's groups of 16 or 18 SMs: 132
+/// SMs hold 66 clusters of two and 32 of four, but of the larger ones fewer for sure than their
+/// SMs, and one cluster that has to wait for another doubles the time.
+constexpr int cluster_size(std::int64_t rows, std::int64_t row_len, int num_sms) {
+  constexpr std::int64_t kLeastPart = 8192;
+  int blocks = 1;
+  while (blocks < 16 && 2 * blocks * kLeastPart <= row_len &&
+         2 * blocks * rows <= (2 * blocks <= 4 ? num_sms : num_sms * 3 / 4))
+    blocks *= 2;
+  return blocks;
+}
+
+/// Launches a kernel (call, settings, blocks per row) with a cluster for each row.
+template <class Kernel>
+void launch_clusters(Kernel* kernel, const SelectProblem& problem, const SelectCall& call,
+                     Stream stream) {
+  const StreamSettings settings{problem.k, problem.max_row_len,
+                                problem.order == SelectOrder::by_value};
+  const std::int64_t rows = call.scores.num_rows;
+  const int blocks = cluster_size(rows, std::min(call.scores.row_len, problem.max_row_len),
+                                  current_device().num_sms);
+  constexpr int kBytes = kStreamBytes<kClusterThreads>;
+  allow_shared(kernel, kBytes);
+  check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                             cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+        "cudaFuncSetAttribute(NonPortableClusterSizeAllowed)");
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = {static_cast<unsigned>(rows * blocks), 1, 1};
+  config.blockDim = {kClusterThreads, 1, 1};
+  config.dynamicSmemBytes = kBytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  check(cudaLaunchKernelEx(&config, kernel, call, settings, blocks), "cudaLaunchKernelEx");
+}
+
+/// Entry::why_not of the selectors that use clusters.
+inline std::string why_no_clusters(const SelectProblem& problem) {
+  if (problem.k > max_streamed_k())
+    return "k: got " + std::to_string(problem.k) + ", expected at most " +
+           std::to_string(max_streamed_k()) + ", half of a block's survivors";
+  constexpr std::int64_t kMaxRows = 1 << 26;  // of 16 blocks
+  if (problem.max_rows > kMaxRows)
+    return "max_rows: got " + std::to_string(problem.max_rows) + ", expected at most " +
+           std::to_string(kMaxRows);
+  const std::string reason = why_no_device(90);
+  if (!reason.empty()) return reason;
+  constexpr int kBytes = kStreamBytes<kClusterThreads> + static_cast<int>(sizeof(ClusterShared));
+  const int most = current_device().max_shared_bytes;
+  if (kBytes <= most) return "";
+  return "needs " + std::to_string(kBytes) +
+         " bytes of shared memory per block, the device gives " + std::to_string(most);
+}
 
 }  // namespace sparse_mla::cuda

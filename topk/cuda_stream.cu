@@ -84,7 +84,13 @@ std::string why_not(const SelectProblem& problem) {
   if (problem.k > max_streamed_k())
     return "k: got " + std::to_string(problem.k) + ", expected at most " +
            std::to_string(max_streamed_k()) + ", half of a block's survivors";
-  return why_no_device();
+  const std::string reason = why_no_device();
+  if (!reason.empty()) return reason;
+  constexpr int kBytes = kStreamBytes<kThreads> + static_cast<int>(sizeof(StreamShared));
+  const int most = current_device().max_shared_bytes;
+  if (kBytes <= most) return "";
+  return "needs " + std::to_string(kBytes) +
+         " bytes of shared memory per block, the device gives " + std::to_string(most);
 }
 
 std::size_t workspace_bytes(const SelectProblem& problem) {
