@@ -116,6 +116,11 @@ __device__ inline std::uint32_t key_of(float score) {
 /// What stands for a score that is not there: a NaN.
 __device__ inline float no_score() { return __uint_as_float(0x7FFFFFFFu); }
 
+/// A score that some share of a row reaches, no_score() for none, and what hardly any exceeds.
+struct Threshold {
+  float least, greatest;
+};
+
 /// Bounds of the scores for which in(i), as keys: the block's. low > high where there are none.
 template <int T, int V, class In>
 __device__ void bounds_of(Block<T>& block, const float (&score)[V], In in, std::uint32_t& low,
@@ -134,13 +139,17 @@ __device__ void bounds_of(Block<T>& block, const float (&score)[V], In in, std::
 /// Equal parts of the range of the finite scores. The part of a score is a number in the mantissa
 /// of a float, kFirst + part: one rounding of a product that grows with the score, so that a
 /// greater score never has a lesser part. +inf has the last part; −inf and NaN have none.
-template <int kNum>
 class ValueParts {
-  static_assert((kNum & (kNum - 1)) == 0);
-
  public:
+  /// Of the range that is `known`, else of the finite scores' bounds. With a barrier.
   template <int T, int V>
-  __device__ ValueParts(Block<T>& block, const float (&score)[V]) {
+  __device__ ValueParts(Block<T>& block, const float (&score)[V], const Threshold* known) {
+    if (known != nullptr && known->least >= -FLT_MAX && known->greatest <= FLT_MAX &&
+        known->least <= known->greatest) {
+      set(known->least, known->greatest);
+      __syncthreads();
+      return;
+    }
     float least = __int_as_float(0x7F800000), greatest = -least;
     if (!block.idle) {
 #pragma unroll
@@ -156,27 +165,23 @@ class ValueParts {
           block, score, [&](int i) { return fabsf(score[i]) <= FLT_MAX; }, low, high);
     set(low <= high ? float_of(low) : 0, low <= high ? float_of(high) : 0);
   }
-  /// Of [low, high]; greater scores have the last part.
-  __device__ ValueParts(float low, float high) { set(low, high); }
-
-  __device__ float low() const { return low_; }
   __device__ float high() const { return low_ + width_; }
   __device__ float place(float score) const { return fmaf(score - low_, scale_, kFirst); }
-  /// Its part; at least kNum for a score without one.
+  /// Its part; at least kParts for a score without one.
   __device__ std::uint32_t part(float score) const {
     const std::uint32_t part = __float_as_uint(place(score)) - __float_as_uint(kFirst);
-    return score >= low_ ? min(part, kNum - 1u) : ~0u;
+    return score >= low_ ? min(part, kParts - 1u) : ~0u;
   }
   /// place() of the part's scores is at least this …
   __device__ static float edge(std::uint32_t part) { return kFirst + static_cast<float>(part); }
   /// … and of those above the part greater than this.
   __device__ static float edge_above(std::uint32_t part) {
-    return part == kNum - 1 ? __int_as_float(0x7F800000) : edge(part);
+    return part == kParts - 1 ? __int_as_float(0x7F800000) : edge(part);
   }
   /// A score that all of the part and of those above it reach, and few below it.
   __device__ float threshold(std::uint32_t part) const {
     const float parts = static_cast<float>(max(part, 2u) - 2);  // rounding is less than that
-    return fmaf(parts, width_ * (1.0f / (kNum - 1)), low_);
+    return fmaf(parts, width_ * (1.0f / (kParts - 1)), low_);
   }
 
  private:
@@ -184,7 +189,7 @@ class ValueParts {
     low_ = low;
     width_ = high - low;
     // Neither 0, which times +inf is NaN (a width that overflows), nor +inf (none).
-    scale_ = fminf(fmaxf(__fdividef(kNum - 1, width_), FLT_MIN), FLT_MAX);
+    scale_ = fminf(fmaxf(__fdividef(kParts - 1, width_), FLT_MIN), FLT_MAX);
   }
 
   static constexpr float kFirst = 8388608.0f;  // 2^23: from here on floats are whole numbers
@@ -296,12 +301,13 @@ __device__ Selection select_in_range(Block<T>& block, const float (&score)[V], K
 }
 
 /// Selects `wanted` (1 … T·V) of the block's scores. Begins and ends without a barrier: what the
-/// scratch held before must not be read any more, and it may be in use still.
+/// scratch held before must not be read any more, and it may be in use still. `known`: no score but
+/// NaN is below `least`; `greatest` need not be exact.
 template <int T, int V>
-__device__ Selection select_in_block(Block<T>& block, const float (&score)[V],
-                                     std::uint32_t wanted) {
+__device__ Selection select_in_block(Block<T>& block, const float (&score)[V], std::uint32_t wanted,
+                                     const Threshold* known = nullptr) {
   clear_histogram<T>(block.shared);
-  const ValueParts<kParts> parts(block, score);
+  const ValueParts parts(block, score, known);
   InPlay in_play;
   std::uint32_t counted;
   if (!find_part<T, V>(
@@ -331,18 +337,13 @@ __device__ Selection select_in_block(Block<T>& block, const float (&score)[V],
   return select_in_range(block, score, range, in_play);
 }
 
-/// A score that some share of a row reaches, no_score() for none, and what hardly any exceeds.
-struct Threshold {
-  float least, greatest;
-};
-
 /// A score that at least about `wanted` of the block's scores reach, and not many more; none where
 /// fewer than `wanted` are finite or +inf.
 template <int T, int V>
 __device__ Threshold threshold_in_block(Block<T>& block, const float (&score)[V],
                                         std::uint32_t wanted) {
   clear_histogram<T>(block.shared);
-  const ValueParts<kParts> parts(block, score);
+  const ValueParts parts(block, score, nullptr);
   InPlay in_play;
   std::uint32_t counted;
   if (!find_part<T, V>(

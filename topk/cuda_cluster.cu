@@ -1,9 +1,8 @@
 // Selector "cuda_cluster": few long rows, a thread block cluster per row over distributed shared
 // memory, each score read once.
 //
-// Tile: 1,024 × 64 bytes of its part of the row per block at a time, one block per SM; rows of
-// parts as long as a tile or shorter are in flight as a whole while the threshold is found. Two
-// cluster barriers: after the counts, after the survivors. How: see stream_select.cuh.
+// Tile: 512 × 64 bytes of its part of the row per block at a time, two blocks per SM; the first
+// tile is in flight while the threshold is found. How: see cluster_select.cuh.
 #include <cstddef>
 #include <cstdint>
 
@@ -24,9 +23,12 @@ __global__ void __launch_bounds__(kClusterThreads, 1)
   __shared__ ClusterShared cluster;
   cluster_row<Element, kClusterThreads>(
       call, settings, blockIdx.x / static_cast<unsigned>(blocks_per_row), cluster, dynamic,
-      [&](Block<kClusterThreads>& block, const DeviceRow&, const RowVectors<Element>& vectors) {
-        return Sample::take<kClusterThreads>(vectors, static_cast<std::uint32_t>(settings.k))
-            .threshold(block);
+      [&](Block<kClusterThreads>& block, const DeviceRow&, const RowVectors<Element>& vectors,
+          auto prefetch) {
+        const auto sample =
+            Sample::take<kClusterThreads>(vectors, static_cast<std::uint32_t>(settings.k));
+        prefetch();
+        return sample.threshold(block);
       });
 #endif
 }

@@ -19,26 +19,26 @@ namespace {
 
 #if __CUDA_ARCH__ >= 900
 
-/// Hints that are looked at, one a thread: of half of the threads, as each brings a line of memory.
-constexpr int kHints = 512;
+/// Hints that are looked at, one a thread.
+constexpr int kHints = kClusterThreads;
 
-/// The score of one of row `out_row`'s hints, no_score() where it is none of the row's.
-template <class Element>
-__device__ float hinted_score(const SelectCall& call, const DeviceRow& row) {
+/// One of row `out_row`'s hints, −1 where there are no more.
+__device__ std::int32_t hint_of(const SelectCall& call, const DeviceRow& row) {
   const std::int64_t width = call.hints.extent(1);
   const std::int64_t column = width <= kHints ? threadIdx.x : threadIdx.x * width / kHints;
-  if (threadIdx.x >= kHints || column >= width || row.out_row >= call.hints.extent(0))
-    return no_score();
-  const std::int32_t index = *address(call.hints, row.out_row, column);
-  if (index < 0 || index >= row.len) return no_score();
-  return __uint_as_float(Element::bits(row.scores, index));
+  if (column >= width || row.out_row >= call.hints.extent(0)) return -1;
+  return *address(call.hints, row.out_row, column);
 }
 
-template <class Element, int T>
+template <class Element, int T, class Prefetch>
 __device__ Threshold hinted_threshold(Block<T>& block, const SelectCall& call, const DeviceRow& row,
-                                      const RowVectors<Element>& vectors, std::uint32_t k) {
-  const float hinted = hinted_score<Element>(call, row);
-  const Sample sample = Sample::take<T>(vectors, k);
+                                      const RowVectors<Element>& vectors, std::uint32_t k,
+                                      Prefetch prefetch) {
+  const std::int32_t hint = hint_of(call, row);
+  const Sample sample = Sample::take<T>(vectors, k);  // on its way while the hint is
+  float hinted = no_score();
+  if (hint >= 0 && hint < row.len) hinted = __uint_as_float(Element::bits(row.scores, hint));
+  prefetch();
   std::uint32_t low = hinted == hinted ? key_of(hinted) : ~0u,
                 high = hinted == hinted ? key_of(hinted) : 0u;
   block.bounds(low, high);
@@ -66,8 +66,10 @@ __global__ void __launch_bounds__(kClusterThreads, 1)
   __shared__ ClusterShared cluster;
   cluster_row<Element, kClusterThreads>(
       call, settings, blockIdx.x / static_cast<unsigned>(blocks_per_row), cluster, dynamic,
-      [&](Block<kClusterThreads>& block, const DeviceRow& row, const RowVectors<Element>& vectors) {
-        return hinted_threshold(block, call, row, vectors, static_cast<std::uint32_t>(settings.k));
+      [&](Block<kClusterThreads>& block, const DeviceRow& row, const RowVectors<Element>& vectors,
+          auto prefetch) {
+        return hinted_threshold(block, call, row, vectors, static_cast<std::uint32_t>(settings.k),
+                                prefetch);
       });
 #endif
 }

@@ -36,16 +36,20 @@ __device__ void stream_row(const SelectCall& call, const StreamSettings& setting
   const Part whole(vectors.count, 0, 1);
   Block<T> block(shared.block);
   RowStream<Element, T> stream(block, shared, survivors, dynamic + 8 * kMaxSurvivors<T>, k);
-  stream.prefetch(vectors, whole.begin, whole.end);
-  stream.set_threshold(Sample::take<T>(vectors, k).threshold(block).least);
+  const auto sample = Sample::take<T>(vectors, k);
+  stream.prefetch(vectors, whole.begin, whole.end);  // behind the sample
+  Threshold threshold = sample.threshold(block);
+  stream.set_threshold(threshold.least);
 #pragma unroll 1
   for (;;) {
     add_part(stream, vectors, whole);
     if (stream.filled() >= k) break;
     stream.restart();
+    threshold.least = no_score();
     stream.prefetch(vectors, whole.begin, whole.end);
   }
-  finish_row<Element, T>(call, settings, r, row, block, survivors, stream.filled(), dynamic);
+  finish_row<Element, T>(call, settings, r, row, block, survivors, stream.filled(), threshold,
+                         dynamic);
 }
 
 template <class Element>

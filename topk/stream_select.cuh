@@ -29,24 +29,19 @@
 
 namespace sparse_mla::cuda {
 
-/// Survivors that a block holds for each of its threads, 8 bytes each. 1,024 threads: 8,192, 64 KB;
-/// 512 threads: 6,144, 48 KB, so that four such blocks share an SM of 227 KB. Both stay within the
-/// 99 KB of the smaller cards.
+/// Survivors that a block holds for each of its threads, 8 bytes each. 512 threads: 6,144, 48 KB;
+/// with what is in flight two such blocks share an SM, and one stays within the 99 KB of smaller
+/// cards.
 template <int T>
-inline constexpr int kSurvivorsPerThread = T == 1024 ? 8 : 12;
+inline constexpr int kSurvivorsPerThread = 12;
 template <int T>
 inline constexpr int kMaxSurvivors = T* kSurvivorsPerThread<T>;
-/// 16-byte vectors of a thread that are looked at together.
+/// 16-byte vectors that each thread has in flight, a tile's: 64 KB per SM are what memory needs at
+/// a latency of a microsecond to be read at 8 TB/s, more than it can give.
 inline constexpr int kVectorsPerThread = 4;
-/// Tiles in flight. 64 KB per SM are what memory needs at a latency of a microsecond to be read at
-/// 8 TB/s, more than it can give; where one block has an SM for itself, it takes twice as much, so
-/// that they stay in flight while it works. Two blocks of 512 threads cover for each other.
 template <int T>
-inline constexpr int kTilesInFlight = T == 1024 ? 2 : 1;
-template <int T>
-inline constexpr int kStreamBytes =
-    8 * kMaxSurvivors<T> + 16 * kVectorsPerThread* kTilesInFlight<T>* T;
-/// The largest k: half of the larger buffer, so that each cut frees as much as it keeps.
+inline constexpr int kStreamBytes = 8 * kMaxSurvivors<T> + 16 * kVectorsPerThread* T;
+/// The largest k: a cut frees a third of the buffer at least.
 constexpr int max_streamed_k() { return 4096; }
 
 /// Sampled scores of each thread.
@@ -173,12 +168,10 @@ template <class Element, int T>
 class RowStream {
  public:
   static constexpr int kCapacity = kMaxSurvivors<T>;
-  static constexpr int kLoads = kVectorsPerThread, kTiles = kTilesInFlight<T>;
-  static constexpr int kTileBytes = 16 * kLoads * T;
-  static_assert(kTiles <= 2);
+  static constexpr int kLoads = kVectorsPerThread;
   using Vectors = RowVectors<Element>;
 
-  /// `in_flight`: [kTiles, kLoads, T] 16-byte vectors.
+  /// `in_flight`: [kLoads, T] 16-byte vectors.
   __device__ RowStream(Block<T>& block, StreamShared& shared, const Survivors& survivors,
                        const std::byte* in_flight, std::uint32_t k)
       : block_(block),
@@ -201,28 +194,25 @@ class RowStream {
     filter_.set(no_score());
   }
 
-  /// Sends for the first tiles of vectors [begin, end) of a row. Their way to registers leads
+  /// Sends for the first tile of vectors [begin, end) of a row. Their way to registers leads
   /// through shared memory, which each thread uses for itself alone: loads in flight hold no
   /// registers, and no barrier is needed.
-  __device__ void prefetch(const Vectors& row, std::int32_t begin, std::int32_t end) {
-#pragma unroll
-    for (int d = 0; d < kTiles; ++d)
-      load(row, begin + d * kLoads * T, end, in_flight_ + d * kTileBytes);
+  __device__ void prefetch(const Vectors& row, std::int32_t begin, std::int32_t end) const {
+    load(row, begin, end);
   }
 
   /// Vectors [begin, end) of a row, which have been prefetched.
   __device__ void add_vectors(const Vectors& row, std::int32_t begin, std::int32_t end) {
     constexpr int kVector = Vectors::kVector;
-    std::uint32_t slot = in_flight_;
     std::int32_t done = -1;  // indices up to this one have been dealt with
     for (std::int32_t tile = begin; tile < end;) {
       raise_when_full();
-      ptx::cp_async_wait<kTiles - 1>();
+      ptx::cp_async_wait<0>();
       uint4 raw[kLoads];
       std::uint32_t mask = 0;
 #pragma unroll
       for (int j = 0; j < kLoads; ++j) {
-        raw[j] = ptx::load_shared_16(slot + j * T * 16);
+        raw[j] = ptx::load_shared_16(in_flight_ + j * T * 16);
         unsigned bits = 0;
 #pragma unroll
         for (int i = 0; i < kVector; ++i)
@@ -230,7 +220,7 @@ class RowStream {
         bits = (bits | filter_.all()) & ((1u << kVector) - 1);
         mask |= (vector_of(tile, j) < end ? bits : 0) << (j * kVector);
       }
-      load(row, tile + kTiles * kLoads * T, end, slot);
+      load(row, tile + kLoads * T, end);
       if (done >= 0) {
 #pragma unroll
         for (int j = 0; j < kLoads; ++j)
@@ -244,13 +234,11 @@ class RowStream {
       });
       if (fits) {
         tile += kLoads * T;
-        slot = kTiles == 1 || slot != in_flight_ ? in_flight_ : in_flight_ + kTileBytes;
         done = -1;
       } else {  // the rest of the tile, once there is room
         done = make_room();
         ptx::cp_async_wait<0>();
-        prefetch(row, tile, end);
-        slot = in_flight_;
+        load(row, tile, end);
       }
     }
     ptx::cp_async_wait<0>();  // nothing is left to come
@@ -281,12 +269,11 @@ class RowStream {
   };
 
   /// The tile of vectors from `tile` on, as far as there are any before `end`.
-  __device__ void load(const Vectors& row, std::int32_t tile, std::int32_t end,
-                       std::uint32_t slot) const {
+  __device__ void load(const Vectors& row, std::int32_t tile, std::int32_t end) const {
 #pragma unroll
     for (int j = 0; j < kLoads; ++j) {
       const std::int32_t v = vector_of(tile, j);
-      if (v < end) ptx::cp_async_16(slot + j * T * 16, row.address(v));
+      if (v < end) ptx::cp_async_16(in_flight_ + j * T * 16, row.address(v));
     }
     ptx::cp_async_commit();
   }
@@ -413,16 +400,15 @@ __device__ inline int log2_of(std::uint32_t power_of_two) {
 }
 
 /// How many of a sample have to reach a score for k of the row to do so, almost surely: the
-/// `expected` number of the row's k best in the sample and five standard deviations (it is nearly
-/// Poisson's), with some more where that is small.
+/// `expected` number of the row's k best in the sample and four standard deviations (it is nearly
+/// Poisson's), with some more where that is small: one row of 50,000 is streamed twice.
 __device__ inline std::uint32_t sample_rank(float expected) {
-  return static_cast<std::uint32_t>(ceilf(expected + 5 * sqrtf(expected) + 4));
+  return static_cast<std::uint32_t>(ceilf(expected + 4 * sqrtf(expected) + 4));
 }
 
-/// 4,096 scores of a row (of rows from 262,144 on, 8 of each thread), in chunks of 64 bytes, each
-/// somewhere in its stratum of the row. All blocks of a cluster read the same. Single scores would
-/// be better samples of rows whose neighbours are alike, but memory gives no less than such a
-/// chunk.
+/// 8 scores of a row for each thread, 4,096, in chunks of 64 bytes, each somewhere in its stratum
+/// of the row. All blocks of a cluster read the same. Single scores would be better samples of rows
+/// whose neighbours are alike, but memory gives no less than such a chunk.
 struct Sample {
   float score[kSampled];
   std::uint32_t size;  // of all threads' scores
@@ -432,21 +418,17 @@ struct Sample {
   static __device__ Sample take(const RowVectors<Element>& row, std::uint32_t k) {
     constexpr int kVector = RowVectors<Element>::kVector, kLoads = kSampled / kVector;
     constexpr std::uint32_t kChunk = 4;  // vectors
-    constexpr std::int32_t kLongRow = 1 << 18;
-    const int loads = T < 1024 || row.len >= kLongRow ? kLoads : (kLoads + 1) / 2;
-    const std::uint32_t strata = static_cast<unsigned>(loads) * T / kChunk;
-    const int shift = log2_of(strata);
-    const std::uint32_t num_chunks = static_cast<std::uint32_t>(row.count) / kChunk;
+    constexpr std::uint32_t kStrata = kLoads * T / kChunk;
     Sample sample;
+    const std::uint32_t num_chunks = static_cast<std::uint32_t>(row.count) / kChunk;
 #pragma unroll
     for (int i = 0; i < kSampled; ++i) sample.score[i] = no_score();
 #pragma unroll
     for (int j = 0; j < kLoads; ++j) {
-      if (j >= loads) continue;
       const std::uint32_t stratum = (static_cast<unsigned>(j) * T + threadIdx.x) / kChunk;
-      const auto begin = static_cast<std::uint32_t>(std::uint64_t{num_chunks} * stratum >> shift);
+      const auto begin = static_cast<std::uint32_t>(std::uint64_t{num_chunks} * stratum / kStrata);
       const auto end =
-          static_cast<std::uint32_t>(std::uint64_t{num_chunks} * (stratum + 1) >> shift);
+          static_cast<std::uint32_t>(std::uint64_t{num_chunks} * (stratum + 1) / kStrata);
       if (begin == end) continue;
       const std::uint32_t scattered = stratum * 2654435769u;  // 2^32 / the golden ratio
       const std::uint32_t chunk = begin + __umulhi(scattered, end - begin);
@@ -456,7 +438,7 @@ struct Sample {
       for (int i = 0; i < kVector; ++i)
         sample.score[j * kVector + i] = __uint_as_float(RowVectors<Element>::bits(raw, i));
     }
-    sample.size = min(num_chunks, strata) * kChunk * kVector;
+    sample.size = min(num_chunks, kStrata) * kChunk * kVector;
     sample.expected = static_cast<float>(k) *
                       __fdividef(static_cast<float>(sample.size), static_cast<float>(row.len));
     return sample;
@@ -522,7 +504,7 @@ __device__ void put_survivors(const PickWriter& writer, bool indices_only,
 template <class Element, int T>
 __device__ void finish_row(const SelectCall& call, const StreamSettings& settings, std::int64_t r,
                            const DeviceRow& row, Block<T>& block, const Survivors& survivors,
-                           std::uint32_t filled, std::byte* dynamic) {
+                           std::uint32_t filled, const Threshold& threshold, std::byte* dynamic) {
   // Where vectors were in flight.
   auto* const positions = reinterpret_cast<std::uint16_t*>(dynamic + 8 * kMaxSurvivors<T>);
   __syncthreads();
@@ -531,7 +513,8 @@ __device__ void finish_row(const SelectCall& call, const StreamSettings& setting
     float score[kSurvivorsPerThread<T>];
     load_survivors<T>(survivors, filled, score);
     list_selected(block, score,
-                  select_in_block(block, score, static_cast<std::uint32_t>(settings.k)), positions);
+                  select_in_block(block, score, static_cast<std::uint32_t>(settings.k), &threshold),
+                  positions);
   }
   __syncthreads();
   const PickWriter writer(call, r, row.out_row);
