@@ -53,7 +53,10 @@ class Block {
 
   /// The sum over the threads before this one; `total` over all.
   __device__ std::uint32_t exclusive_sum(std::uint32_t value, std::uint32_t& total) {
-    const std::uint32_t inclusive = inclusive_in_warp(value);
+    const std::uint32_t own[1] = {value};
+    std::uint32_t sum[1];
+    inclusive_in_warp(own, sum);
+    const std::uint32_t inclusive = sum[0];
     const std::uint32_t before = sum_of_warps(__shfl_sync(~0u, inclusive, 31), total);
     return before + inclusive - value;
   }
@@ -83,13 +86,19 @@ class Block {
     high = __reduce_max_sync(~0u, lane < kWarps ? turn[1][lane] : 0);
   }
 
-  __device__ std::uint32_t inclusive_in_warp(std::uint32_t value) const {
+  /// kSums sums over the lanes up to this one.
+  template <int kSums>
+  __device__ void inclusive_in_warp(const std::uint32_t (&value)[kSums],
+                                    std::uint32_t (&sum)[kSums]) const {
 #pragma unroll
-    for (unsigned step = 1; step < 32; step *= 2) {
-      const std::uint32_t other = __shfl_up_sync(~0u, value, step);
-      if (lane >= step) value += other;
-    }
-    return value;
+    for (int i = 0; i < kSums; ++i) sum[i] = value[i];
+#pragma unroll
+    for (unsigned step = 1; step < 32; step *= 2)
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        const std::uint32_t other = __shfl_up_sync(~0u, sum[i], step);
+        if (lane >= step) sum[i] += other;
+      }
   }
 
   BlockShared& shared;

@@ -24,6 +24,10 @@ namespace sparse_mla::cuda {
 
 /// With 1,024 threads, whatever each warp does once – sums, bounds, places – took twice the time.
 inline constexpr int kClusterThreads = 512;
+/// 32 scores of each thread: a tile takes the time of its sums and barrier, whatever its length.
+template <class Element>
+inline constexpr int kClusterLoads = 32 / RowVectors<Element>::kVector;
+inline constexpr int kClusterBytes = kStreamBytes<kClusterThreads, kClusterLoads<topk::Float32>>;
 inline constexpr unsigned kMaxBlocks = 16;  // of a cluster: what the hardware can do
 /// What blocks of a cluster tell each other.
 struct ClusterShared {
@@ -73,7 +77,8 @@ __device__ void cluster_row(const SelectCall& call, const StreamSettings& settin
   const RowVectors<Element> vectors(row.scores, row.len);
   const Part part(vectors.count, rank, blocks);
   Block<T> block(cluster.stream.block);
-  RowStream<Element, T> stream(block, cluster.stream, survivors, dynamic + 8 * kMaxSurvivors<T>, k);
+  RowStream<Element, T, kClusterLoads<Element>> stream(block, cluster.stream, survivors,
+                                                       dynamic + 8 * kMaxSurvivors<T>, k);
   Threshold threshold =
       find_threshold(block, row, vectors, [&] { stream.prefetch(vectors, part.begin, part.end); });
   stream.set_threshold(threshold.least);
@@ -138,7 +143,7 @@ constexpr int cluster_size(std::int64_t rows, std::int64_t row_len, int num_sms)
   constexpr std::int64_t kLeastPart = 8192;
   int blocks = 1;
   while (blocks < static_cast<int>(kMaxBlocks) && 2 * blocks * kLeastPart <= row_len &&
-         2 * blocks * rows <= (2 * blocks <= 4 ? num_sms : num_sms * 3 / 4))
+         2 * blocks * rows <= (blocks == 1 ? num_sms : num_sms * 10 / 11))
     blocks *= 2;
   return blocks;
 }
@@ -152,7 +157,7 @@ void launch_clusters(Kernel* kernel, const SelectProblem& problem, const SelectC
   const std::int64_t rows = call.scores.num_rows;
   const int blocks = cluster_size(rows, std::min(call.scores.row_len, problem.max_row_len),
                                   current_device().num_sms);
-  constexpr int kBytes = kStreamBytes<kClusterThreads>;
+  constexpr int kBytes = kClusterBytes;
   allow_shared(kernel, kBytes);
   check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                              cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
@@ -181,7 +186,7 @@ inline std::string why_no_clusters(const SelectProblem& problem) {
            std::to_string(kMaxRows);
   const std::string reason = why_no_device(90);
   if (!reason.empty()) return reason;
-  constexpr int kBytes = kStreamBytes<kClusterThreads> + static_cast<int>(sizeof(ClusterShared));
+  constexpr int kBytes = kClusterBytes + static_cast<int>(sizeof(ClusterShared));
   const int most = current_device().max_shared_bytes;
   if (kBytes <= most) return "";
   return "needs " + std::to_string(kBytes) +

@@ -17,7 +17,7 @@ namespace sparse_mla::cuda {
 namespace {
 
 /// 512 threads at 64 registers: two blocks fill an SM's register file.
-constexpr int kThreads = 512;
+constexpr int kThreads = 512, kLoads = 4;
 
 template <class Element>
 __device__ void stream_row(const SelectCall& call, const StreamSettings& settings, std::int64_t r,
@@ -35,7 +35,7 @@ __device__ void stream_row(const SelectCall& call, const StreamSettings& setting
   const RowVectors<Element> vectors(row.scores, row.len);
   const Part whole(vectors.count, 0, 1);
   Block<T> block(shared.block);
-  RowStream<Element, T> stream(block, shared, survivors, dynamic + 8 * kMaxSurvivors<T>, k);
+  RowStream<Element, T, kLoads> stream(block, shared, survivors, dynamic + 8 * kMaxSurvivors<T>, k);
   const auto sample = Sample::take<T>(vectors, k);
   stream.prefetch(vectors, whole.begin, whole.end);  // behind the sample
   Threshold threshold = sample.threshold(block);
@@ -69,8 +69,9 @@ void launch(const SelectProblem& problem, const SelectCall& call, Stream stream)
   const StreamSettings settings{problem.k, problem.max_row_len,
                                 problem.order == SelectOrder::by_value};
   const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(call.scores.num_rows, 1 << 20));
-  allow_shared(stream_kernel<Element>, kStreamBytes<kThreads>);
-  stream_kernel<Element><<<blocks, kThreads, kStreamBytes<kThreads>, stream>>>(call, settings);
+  allow_shared(stream_kernel<Element>, kStreamBytes<kThreads, kLoads>);
+  stream_kernel<Element>
+      <<<blocks, kThreads, kStreamBytes<kThreads, kLoads>, stream>>>(call, settings);
   check_launch("stream_kernel");
 }
 
@@ -90,7 +91,7 @@ std::string why_not(const SelectProblem& problem) {
            std::to_string(max_streamed_k()) + ", half of a block's survivors";
   const std::string reason = why_no_device();
   if (!reason.empty()) return reason;
-  constexpr int kBytes = kStreamBytes<kThreads> + static_cast<int>(sizeof(StreamShared));
+  constexpr int kBytes = kStreamBytes<kThreads, kLoads> + static_cast<int>(sizeof(StreamShared));
   const int most = current_device().max_shared_bytes;
   if (kBytes <= most) return "";
   return "needs " + std::to_string(kBytes) +

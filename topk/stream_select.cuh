@@ -36,11 +36,11 @@ template <int T>
 inline constexpr int kSurvivorsPerThread = 12;
 template <int T>
 inline constexpr int kMaxSurvivors = T* kSurvivorsPerThread<T>;
-/// 16-byte vectors that each thread has in flight, a tile's: 64 KB per SM are what memory needs at
-/// a latency of a microsecond to be read at 8 TB/s, more than it can give.
-inline constexpr int kVectorsPerThread = 4;
-template <int T>
-inline constexpr int kStreamBytes = 8 * kMaxSurvivors<T> + 16 * kVectorsPerThread* T;
+/// `kLoads`: 16-byte vectors that each thread has in flight and looks at together, a tile's. 64 KB
+/// per SM are what memory needs at a latency of a microsecond to be read at 8 TB/s, more than it
+/// can give.
+template <int T, int kLoads>
+inline constexpr int kStreamBytes = 8 * kMaxSurvivors<T> + 16 * kLoads* T;
 /// The largest k: a cut frees a third of the buffer at least.
 constexpr int max_streamed_k() { return 4096; }
 
@@ -164,11 +164,10 @@ __device__ __noinline__ float cut_survivors(BlockShared& shared, Survivors survi
 }
 
 /// Streams scores through a filter into a buffer of survivors.
-template <class Element, int T>
+template <class Element, int T, int kLoads>
 class RowStream {
  public:
   static constexpr int kCapacity = kMaxSurvivors<T>;
-  static constexpr int kLoads = kVectorsPerThread;
   using Vectors = RowVectors<Element>;
 
   /// `in_flight`: [kLoads, T] 16-byte vectors.
@@ -316,22 +315,30 @@ class RowStream {
   /// only in that case.
   template <int kTileLoads, int kVector, class Get>
   __device__ bool append(std::uint32_t mask, Get get) {
+    static_assert(kTileLoads * kVector <= 32);
     // A byte of a word for each load: a warp has at most 256 survivors of one, and those before a
-    // lane are at most 248.
-    std::uint32_t own = 0;
+    // lane are at most 248. Sums modulo 2^32: whatever carries out of a byte at the last lane is
+    // taken back by `own`.
+    constexpr int kWords = (kTileLoads + 3) / 4;
+    std::uint32_t own[kWords] = {}, before[kWords];
 #pragma unroll
     for (int j = 0; j < kTileLoads; ++j)
-      own |= static_cast<std::uint32_t>(__popc(mask >> (j * kVector) & ((1u << kVector) - 1)))
-             << (8 * j);
-    // Sums modulo 2^32: whatever carries out of a byte at the last lane is taken back by `own`.
-    const std::uint32_t before = block_.inclusive_in_warp(own) - own;
-    const std::uint32_t last_before = __shfl_sync(~0u, before, 31),
-                        last_own = __shfl_sync(~0u, own, 31);
+      own[j / 4] |= static_cast<std::uint32_t>(
+                        __popc(mask >> (j * kVector) & ((std::uint32_t{1} << kVector) - 1)))
+                    << (j % 4 * 8);
+    block_.inclusive_in_warp(own, before);
     std::uint32_t place[kTileLoads], of_warp = 0;
 #pragma unroll
-    for (int j = 0; j < kTileLoads; ++j) {
-      place[j] = of_warp + (before >> (8 * j) & 0xFF);
-      of_warp += (last_before >> (8 * j) & 0xFF) + (last_own >> (8 * j) & 0xFF);
+    for (int w = 0; w < kWords; ++w) {
+      before[w] -= own[w];
+      const std::uint32_t last_before = __shfl_sync(~0u, before[w], 31),
+                          last_own = __shfl_sync(~0u, own[w], 31);
+#pragma unroll
+      for (int j = 4 * w; j < 4 * w + 4 && j < kTileLoads; ++j) {
+        const int byte = j % 4 * 8;
+        place[j] = of_warp + (before[w] >> byte & 0xFF);
+        of_warp += (last_before >> byte & 0xFF) + (last_own >> byte & 0xFF);
+      }
     }
     std::uint32_t total;
     const std::uint32_t base = filled_ + block_.sum_of_warps(of_warp, total);
@@ -470,8 +477,8 @@ struct Part {
 };
 
 /// Streams a block's part of a row, whose vectors have been prefetched.
-template <class Element, int T>
-__device__ void add_part(RowStream<Element, T>& stream, const RowVectors<Element>& row,
+template <class Element, int T, int kLoads>
+__device__ void add_part(RowStream<Element, T, kLoads>& stream, const RowVectors<Element>& row,
                          const Part& part) {
 #pragma unroll 1  // the code of add_scores once
   for (int piece = 0; piece < 3; ++piece) {
