@@ -83,8 +83,8 @@ TEST(CudaSharedMemoryLimit, R26WhatIsMissingIsNamedBeforeAndAtALaunch) {
   const SelectProblem problem = problem_of(run.call());
   const SelectEntry& cluster = support::selector("cuda_cluster");
   SPARSE_MLA_SKIP_UNUSABLE(cluster, problem);
-  const PretendedSharedMemory pretended(99 * kKiB);
-  const std::string text = " bytes of shared memory per block, the device gives 101376";
+  const PretendedSharedMemory pretended(48 * kKiB);
+  const std::string text = " bytes of shared memory per block, the device gives 49152";
   EXPECT_THAT(cluster.why_not(problem), HasSubstr(text));
   try {
     run.run(cluster);
