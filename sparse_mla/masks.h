@@ -38,11 +38,11 @@ struct MaskMember {
   std::int64_t tile_offset = 0;        ///< first slot of query tile 0's list in `tile_ids`
   std::int64_t tile_count_offset = 0;  ///< query tile 0's place in `tile_counts`, where members
                                        ///< follow one another without a gap
-  std::int32_t first_key = 0;   ///< request-local position of bit 0
-  std::int32_t num_keys = 0;    ///< bits that may be set
-  std::int32_t row_words = 0;   ///< words from row to row: ceil(num_keys / 32) + 1
-  std::int32_t first_tile = 0;  ///< first_key / tile.keys
-  std::int32_t max_tiles = 0;   ///< slots of one query tile's list: key tiles that the bits touch
+  std::int32_t first_key = 0;          ///< request-local position of bit 0
+  std::int32_t num_keys = 0;           ///< bits that may be set
+  std::int32_t row_words = 0;          ///< words from row to row: ceil(num_keys / 32) + 1
+  std::int32_t first_tile = 0;         ///< first_key / tile.keys
+  std::int32_t max_tiles = 0;  ///< slots of one query tile's list: key tiles that the bits touch
   std::int32_t reserved = 0;
 };
 

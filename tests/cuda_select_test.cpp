@@ -1,4 +1,5 @@
-// Selectors in CUDA graphs: captured once, replayed with other scores, ranges and hints.
+// Which selector a device takes, and selectors in CUDA graphs: captured once, replayed with other
+// scores, ranges and hints.
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -125,6 +126,20 @@ struct Step {
   int k;
   std::vector<std::int32_t> lens;
 };
+
+TEST(CudaSelect, OneIsTakenAndTheOthersSayWhyNot) {
+  Dispatch dispatch;
+  dispatch.backend = Backend::cuda;
+  for (const std::int64_t rows : {0, 1, 64, 4096})
+    for (const std::int64_t len : {0, 8192, 131072, 2000000})
+      for (const int k : {1, 2048, 6000}) {
+        SCOPED_TRACE(std::to_string(rows) + "x" + std::to_string(len) + ", k " + std::to_string(k));
+        const SelectProblem problem{rows, len, k};
+        for (const EntryReport& line : select_operation().explain(problem, dispatch).entries) {
+          EXPECT_EQ(line.why_not.empty(), line.chosen) << line.name << ": " << line.why_not;
+        }
+      }
+}
 
 TEST(CudaSelect, R60ACapturedSelectionIsReplayedWithOtherLengths) {
   constexpr std::int32_t kLowest = std::numeric_limits<std::int32_t>::min();

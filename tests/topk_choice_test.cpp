@@ -30,11 +30,30 @@ static_assert(is_ordered(), "ascending by rows, then by length; every group star
 static_assert(choose(64, 2048, 2048, 90) == Selector::cta);
 static_assert(choose(1, 131072, 2048, 90) == Selector::cluster);
 static_assert(choose(4096, 131072, 2048, 90) == Selector::stream);
-// What the table does not decide.
-static_assert(choose(1, 131072, kMaxSharedPicks, 90) != Selector::radix);
-static_assert(choose(1, 131072, kMaxSharedPicks + 1, 90) == Selector::radix);
-static_assert(choose(1, 131072, 2048, 80) == Selector::radix);
+// What the table does not decide: what a variant cannot serve.
+static_assert(choose(1, 131072, kMaxStreamedPicks, 90) != Selector::radix);
+static_assert(choose(1, 131072, kMaxStreamedPicks + 1, 90) == Selector::radix);
+static_assert(choose(1, kMaxCtaRowLen, kMaxStreamedPicks + 1, 90) == Selector::cta);
+static_assert(choose(1, kMaxCtaRowLen + 1, kMaxStreamedPicks + 1, 90) == Selector::radix);
+static_assert(choose(1, 131072, 2048, 80) == Selector::stream);
+static_assert(choose(1, 2048, 2048, 80) == Selector::cta);
 static_assert(choose(1, 131072, 2048, 100) == choose(1, 131072, 2048, 90));
+
+TEST(TopkChoice, NoVariantGetsWhatItCannotServe) {
+  for (const std::int64_t rows : {0, 1, 132, 133, 100000})
+    for (const std::int64_t len : {std::int64_t{0}, kMaxCtaRowLen, kMaxCtaRowLen + 1,
+                                   2 * kMaxCtaRowLen, std::int64_t{1} << 31})
+      for (const int k : {1, kMaxStreamedPicks, kMaxStreamedPicks + 1})
+        for (const int capability : {80, 89, 90, 120}) {
+          const Selector selector = choose(rows, len, k, capability);
+          SCOPED_TRACE(testing::Message()
+                       << rows << "x" << len << ", k " << k << ", " << capability);
+          const bool streams = selector == Selector::cluster || selector == Selector::stream;
+          EXPECT_TRUE(selector != Selector::cta || len <= kMaxCtaRowLen);
+          EXPECT_TRUE(selector != Selector::cluster || capability >= 90);
+          EXPECT_TRUE(!streams || k <= kMaxStreamedPicks);
+        }
+}
 
 TEST(TopkChoice, EveryLineHoldsItsOwnCorner) {
   for (const ChoiceRow& line : kChoiceTable)

@@ -7,9 +7,11 @@
 #include <cstdint>
 
 #include "kernels/cuda/device.h"
+#include "topk/choice.h"
 #include "topk/cluster_select.cuh"
 #include "topk/cuda_algorithms.h"
 #include "topk/select_checks.h"
+#include "topk/why_rather_not.h"
 
 namespace sparse_mla::cuda {
 namespace {
@@ -54,12 +56,14 @@ std::size_t workspace_bytes(const SelectProblem& problem) {
 namespace sparse_mla::topk {
 
 SelectEntry cuda_cluster_entry() {
+  static_assert(cuda::max_streamed_k() == kMaxStreamedPicks);
   return {"cuda_cluster",
           Backend::cuda,
           "a cluster per row over distributed shared memory",
           cuda::why_no_clusters,
           cuda::workspace_bytes,
-          cuda::run};
+          cuda::run,
+          why_rather_not<Selector::cluster>};
 }
 
 }  // namespace sparse_mla::topk

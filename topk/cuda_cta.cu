@@ -14,10 +14,12 @@
 
 #include "kernels/cuda/device.h"
 #include "topk/block_select.cuh"
+#include "topk/choice.h"
 #include "topk/cuda_algorithms.h"
 #include "topk/device_rows.cuh"
 #include "topk/order_by_value.cuh"
 #include "topk/select_checks.h"
+#include "topk/why_rather_not.h"
 
 namespace sparse_mla::cuda {
 namespace {
@@ -179,8 +181,14 @@ std::string why_not(const SelectProblem& problem) {
 namespace sparse_mla::topk {
 
 SelectEntry cuda_cta_entry() {
-  return {"cuda_cta",    Backend::cuda,         "a row in the registers of one block",
-          cuda::why_not, cuda::workspace_bytes, cuda::run};
+  static_assert(cuda::max_row_len() == kMaxCtaRowLen);
+  return {"cuda_cta",
+          Backend::cuda,
+          "a row in the registers of one block",
+          cuda::why_not,
+          cuda::workspace_bytes,
+          cuda::run,
+          why_rather_not<Selector::cta>};
 }
 
 }  // namespace sparse_mla::topk

@@ -18,6 +18,7 @@
 #include "topk/cuda_algorithms.h"
 #include "topk/library_rows.cuh"
 #include "topk/select_checks.h"
+#include "topk/why_rather_not.h"
 
 namespace sparse_mla::cuda {
 namespace {
@@ -133,7 +134,8 @@ SelectEntry cuda_cub_segmented_sort_entry() {
           "CUB's segmented radix sort of each row",
           cuda::why_not,
           cuda::workspace_bytes,
-          cuda::run};
+          cuda::run,
+          for_comparison};
 }
 
 }  // namespace sparse_mla::topk

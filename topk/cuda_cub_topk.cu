@@ -15,6 +15,7 @@
 #include "topk/cuda_algorithms.h"
 #include "topk/library_rows.cuh"
 #include "topk/select_checks.h"
+#include "topk/why_rather_not.h"
 
 namespace sparse_mla::cuda {
 namespace {
@@ -103,7 +104,8 @@ namespace sparse_mla::topk {
 
 SelectEntry cuda_cub_topk_entry() {
   return {"cuda_cub_topk", Backend::cuda,         "CUB's device top-k, row after row",
-          cuda::why_not,   cuda::workspace_bytes, cuda::run};
+          cuda::why_not,   cuda::workspace_bytes, cuda::run,
+          for_comparison};
 }
 
 }  // namespace sparse_mla::topk

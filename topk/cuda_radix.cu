@@ -27,6 +27,7 @@
 #include "topk/order_by_value.cuh"
 #include "topk/ordered_key.h"
 #include "topk/select_checks.h"
+#include "topk/why_rather_not.h"
 
 namespace sparse_mla::cuda {
 namespace {
@@ -47,13 +48,32 @@ __host__ __device__ constexpr int num_digits() {
   return Element::kBytes == 2 ? 2 : 3;
 }
 
-/// Keys that one row keeps in shared memory, 8 bytes each. Normal data leave some 3,000 of 131,072
-/// keys after one digit at k = 2048, some 5,100 of a million. With the sort's 32 KiB and the
-/// histogram it stays within the 99 KiB of the smaller cards, and two CTAs fit an SM of the larger.
-constexpr int max_candidates() { return 6144; }
-/// Picks that are sorted in shared memory, 8 bytes each; more are sorted in the workspace.
-constexpr int max_shared_ranks() { return 4096; }
-constexpr int max_shared_bytes() { return 8 * (max_candidates() + max_shared_ranks()); }
+/// What a row's work shares beside its candidates.
+struct Shared {
+  std::uint32_t histogram[kBins];
+  std::uint32_t warp_sums[2][32];
+  std::uint32_t bin, above, in_bin;
+};
+
+/// How much of the row a block holds in shared memory, 8 bytes each.
+struct Capacity {
+  int candidates;  // keys with their indices; a multiple of 4
+  int ranks;       // picks that are sorted there, a power of two; more are sorted in the workspace
+  constexpr int bytes() const { return 8 * (candidates + ranks); }
+};
+
+/// Normal data leave some 3,000 of 131,072 keys after one digit at k = 2048, some 5,100 of a
+/// million. With the sort's 32 KiB and the histogram 6,144 stay within the 99 KiB of the smaller
+/// cards, and two CTAs fit an SM of the larger. Less shared memory is shared out evenly.
+constexpr Capacity capacity_for(int max_shared_bytes) {
+  const int room = (max_shared_bytes - static_cast<int>(sizeof(Shared))) / 8;
+  const int ranks =
+      std::min(4096, static_cast<int>(std::bit_floor(static_cast<unsigned>(room) / 2)));
+  return {std::min(6144, (room - ranks) / 4 * 4), ranks};
+}
+static_assert(capacity_for(99 * 1024).candidates == 6144 && capacity_for(99 * 1024).ranks == 4096);
+static_assert(capacity_for(48 * 1024).candidates >= 2048);
+Capacity capacity() { return capacity_for(current_device().max_shared_bytes); }
 
 /// Threads of a CTA: enough that a row's prefix sums span few tiles, few enough that several short
 /// rows share an SM. A few long rows get all the threads that a CTA may have.
@@ -74,7 +94,7 @@ std::int64_t sort_size(const SelectProblem& problem) {
   return static_cast<std::int64_t>(std::bit_ceil(count));
 }
 bool sorts_in_workspace(const SelectProblem& problem) {
-  return problem.order == SelectOrder::by_value && sort_size(problem) > max_shared_ranks();
+  return problem.order == SelectOrder::by_value && sort_size(problem) > capacity().ranks;
 }
 
 struct Settings {
@@ -164,12 +184,6 @@ struct SharedSource {
 struct Cut {
   std::uint32_t value, known, wanted;
   std::uint32_t equal;  // keys whose known bits are `value`
-};
-
-struct Shared {
-  std::uint32_t histogram[kBins];
-  std::uint32_t warp_sums[2][32];
-  std::uint32_t bin, above, in_bin;
 };
 
 /// Prefix sums over a block's threads. The two rows of `warp_sums` take turns, so that one barrier
@@ -408,7 +422,7 @@ void launch(const SelectProblem& problem, const SelectCall& call, std::span<std:
   const bool by_value = problem.order == SelectOrder::by_value;
   Settings settings{problem.k, problem.max_row_len, by_value, 0, nullptr, 0};
   settings.candidates =
-      static_cast<int>(std::min<std::int64_t>(max_candidates(), (row_len + 3) / 4 * 4));
+      static_cast<int>(std::min<std::int64_t>(capacity().candidates, (row_len + 3) / 4 * 4));
   std::int64_t shared_ranks = 0;
   // Beyond this many rows CTAs loop; below, the hardware balances rows of unlike lengths.
   std::int64_t grid = std::min<std::int64_t>(rows, 1 << 20);
@@ -422,7 +436,7 @@ void launch(const SelectProblem& problem, const SelectCall& call, std::span<std:
   }
   const auto shared_bytes = static_cast<std::size_t>(8 * (settings.candidates + shared_ranks));
   // Always the kernel's maximum: a smaller wish of another thread must not fail this launch.
-  allow_shared(select_kernel<Element>, max_shared_bytes());
+  allow_shared(select_kernel<Element>, capacity().bytes());
   select_kernel<Element>
       <<<static_cast<unsigned>(grid), threads_for(rows, row_len, current_device().num_sms),
          shared_bytes, stream>>>(call, settings);
@@ -450,7 +464,8 @@ SelectEntry cuda_radix_entry() {
           "a CTA per row: digit histograms, then ordered compaction",
           [](const SelectProblem&) { return cuda::why_no_device(); },
           cuda::workspace_bytes,
-          cuda::run};
+          cuda::run,
+          why_rather_not<Selector::radix>};
 }
 
 }  // namespace sparse_mla::topk

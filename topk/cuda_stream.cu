@@ -9,9 +9,11 @@
 #include <string>
 
 #include "kernels/cuda/device.h"
+#include "topk/choice.h"
 #include "topk/cuda_algorithms.h"
 #include "topk/select_checks.h"
 #include "topk/stream_select.cuh"
+#include "topk/why_rather_not.h"
 
 namespace sparse_mla::cuda {
 namespace {
@@ -109,12 +111,14 @@ std::size_t workspace_bytes(const SelectProblem& problem) {
 namespace sparse_mla::topk {
 
 SelectEntry cuda_stream_entry() {
+  static_assert(cuda::max_streamed_k() == kMaxStreamedPicks);
   return {"cuda_stream",
           Backend::cuda,
           "a block per row: one reading against a sampled threshold",
           cuda::why_not,
           cuda::workspace_bytes,
-          cuda::run};
+          cuda::run,
+          why_rather_not<Selector::stream>};
 }
 
 }  // namespace sparse_mla::topk

@@ -18,6 +18,7 @@
 #include "topk/cuda_algorithms.h"
 #include "topk/library_rows.cuh"
 #include "topk/select_checks.h"
+#include "topk/why_rather_not.h"
 
 namespace sparse_mla::cuda {
 namespace {
@@ -122,7 +123,8 @@ SelectEntry cuda_thrust_sort_entry() {
           "Thrust: a full sort of all rows at once",
           [](const SelectProblem&) { return cuda::why_no_device(); },
           cuda::workspace_bytes,
-          cuda::run};
+          cuda::run,
+          for_comparison};
 }
 
 }  // namespace sparse_mla::topk

@@ -6,10 +6,10 @@
 namespace sparse_mla::topk {
 
 enum class Selector {
-  cta,      ///< a row in one CTA's shared memory
-  cluster,  ///< a row in the shared memory of a cluster of CTAs
+  cta,      ///< a row in the registers of one CTA
+  cluster,  ///< a row streamed through a cluster of CTAs
   stream,   ///< a row streamed through one CTA
-  radix,    ///< digit histograms: any k, any device
+  radix,    ///< digit histograms: any k, any length, any device
 };
 
 /// From so many rows of so many scores on, the selector is the fastest.

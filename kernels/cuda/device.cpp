@@ -1,7 +1,11 @@
 #include "kernels/cuda/device.h"
 
+#include <algorithm>
+#include <atomic>
+#include <limits>
 #include <map>
 #include <mutex>
+#include <utility>
 
 #include "sparse_mla/error.h"
 
@@ -14,15 +18,30 @@ int attribute(cudaDeviceAttr which, int device) {
   return value;
 }
 
-Device ask(int index) {
+constexpr int kNoLimit = std::numeric_limits<int>::max();
+std::atomic<int> pretended_shared_bytes{kNoLimit};
+
+Device ask(int index, int shared_limit) {
   Device device;
   device.index = index;
   device.compute_capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor, index) +
                               attribute(cudaDevAttrComputeCapabilityMinor, index);
   device.num_sms = attribute(cudaDevAttrMultiProcessorCount, index);
-  device.max_shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
+  device.max_shared_bytes =
+      std::min(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index), shared_limit);
   device.l2_bytes = attribute(cudaDevAttrL2CacheSize, index);
   return device;
+}
+
+/// Shared memory that a kernel declares. It does not change: asked once.
+int static_shared_bytes(const void* kernel) {
+  static std::mutex mutex;
+  static std::map<const void*, int> known;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (const auto found = known.find(kernel); found != known.end()) return found->second;
+  cudaFuncAttributes attributes{};
+  check(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
+  return known[kernel] = static_cast<int>(attributes.sharedSizeBytes);
 }
 
 }  // namespace
@@ -41,11 +60,30 @@ void check_launch(const char* kernel) {
 const Device& current_device() {
   int index = 0;
   check(cudaGetDevice(&index), "cudaGetDevice");
+  const std::pair which(index, pretended_shared_bytes.load());
   static std::mutex mutex;
-  static std::map<int, Device> devices;  // nodes stay where they are
+  static std::map<std::pair<int, int>, Device> devices;  // nodes stay where they are
   const std::lock_guard<std::mutex> lock(mutex);
-  const auto found = devices.find(index);
-  return found != devices.end() ? found->second : devices.emplace(index, ask(index)).first->second;
+  const auto found = devices.find(which);
+  return found != devices.end()
+             ? found->second
+             : devices.emplace(which, ask(which.first, which.second)).first->second;
+}
+
+PretendedSharedMemory::PretendedSharedMemory(int bytes) { pretended_shared_bytes = bytes; }
+PretendedSharedMemory::~PretendedSharedMemory() { pretended_shared_bytes = kNoLimit; }
+
+void allow_shared(const void* kernel, int bytes) {
+  if (const std::string reason = why_no_shared(bytes + static_shared_bytes(kernel));
+      !reason.empty()) {
+    const char* name = "a kernel";
+    cudaFuncGetName(&name, kernel);
+    throw CudaError(std::string(name) + " " + reason);
+  }
+  constexpr int kWithoutAsking = 48 * 1024;  // every device gives so much
+  if (bytes > kWithoutAsking)
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+          "cudaFuncSetAttribute(MaxDynamicSharedMemorySize)");
 }
 
 std::string why_no_device(int least) {
@@ -63,6 +101,13 @@ std::string why_no_device(int least) {
     return "device " + std::to_string(device.index) + " has compute capability " +
            dotted(device.compute_capability) + ", expected " + dotted(least) + " or more";
   return "";
+}
+
+std::string why_no_shared(int needed_bytes) {
+  const int given = current_device().max_shared_bytes;
+  if (needed_bytes <= given) return "";
+  return "needs " + std::to_string(needed_bytes) +
+         " bytes of shared memory per block, the device gives " + std::to_string(given);
 }
 
 }  // namespace sparse_mla::cuda

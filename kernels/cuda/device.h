@@ -13,7 +13,7 @@ struct Device {
   int index = 0;
   int compute_capability = 0;  ///< 90 for 9.0
   int num_sms = 0;
-  int max_shared_bytes = 0;  ///< dynamic shared memory that one block may ask for (opt-in)
+  int max_shared_bytes = 0;  ///< shared memory of a block, static and dynamic, at most (opt-in)
   int l2_bytes = 0;
 };
 
@@ -25,6 +25,10 @@ const Device& current_device();
 /// capability 8.0). Empty = one can. For Entry::why_not.
 std::string why_no_device(int least = 80);
 
+/// Why a kernel whose blocks need that much shared memory, static and dynamic, cannot run on the
+/// current device; empty = it can. For Entry::why_not, behind why_no_device().
+std::string why_no_shared(int needed_bytes);
+
 /// Throws CudaError "call: error text" unless `status` is cudaSuccess.
 void check(cudaError_t status, const char* call);
 
@@ -33,14 +37,22 @@ void check_launch(const char* kernel);
 
 /// Lets `kernel` be launched with `bytes` of dynamic shared memory. The kernel keeps the last wish:
 /// `bytes` has to be one number per kernel and device, or a smaller wish of another thread may come
-/// between this and the launch.
+/// between this and the launch. Throws CudaError where that, with what the kernel declares, is more
+/// than current_device() gives a block.
+void allow_shared(const void* kernel, int bytes);
 template <class Kernel>
 void allow_shared(Kernel* kernel, int bytes) {
-  constexpr int kWithoutAsking = 48 * 1024;  // every device gives so much
-  if (bytes > kWithoutAsking)
-    check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                               cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-          "cudaFuncSetAttribute(MaxDynamicSharedMemorySize)");
+  allow_shared(reinterpret_cast<const void*>(kernel), bytes);
 }
+
+/// For tests of what happens on a smaller card: as long as it lives, current_device() gives a block
+/// at most `bytes` of shared memory, to every thread. One at a time.
+class PretendedSharedMemory {
+ public:
+  explicit PretendedSharedMemory(int bytes);
+  ~PretendedSharedMemory();
+  PretendedSharedMemory(const PretendedSharedMemory&) = delete;
+  PretendedSharedMemory& operator=(const PretendedSharedMemory&) = delete;
+};
 
 }  // namespace sparse_mla::cuda

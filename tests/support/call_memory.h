@@ -30,7 +30,7 @@ void visit_array(T*& data, std::int64_t count, Visit& visit) {
 
 /// The bytes from a view's first to its last element; strides are not negative.
 template <class T, class Extents, class Visit>
-void visit_view(cuda::std::mdspan<T, Extents, cuda::std::layout_stride>& view, Visit& visit) {
+void visit_view(::cuda::std::mdspan<T, Extents, ::cuda::std::layout_stride>& view, Visit& visit) {
   T* data = view.data_handle();
   if (data == nullptr) return;
   std::int64_t last = 0;
