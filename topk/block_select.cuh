@@ -48,8 +48,8 @@ class Block {
   static constexpr int kWarps = T / 32;
 
   /// A warp none of whose threads has a score is idle: it only comes to the barriers.
-  __device__ explicit Block(BlockShared& shared, bool idle = false)
-      : shared(shared), lane(threadIdx.x % 32), warp(threadIdx.x / 32), idle(idle) {}
+  __device__ explicit Block(BlockShared& scratch, bool has_no_scores = false)
+      : shared(scratch), lane(threadIdx.x % 32), warp(threadIdx.x / 32), idle(has_no_scores) {}
 
   /// The sum over the threads before this one; `total` over all.
   __device__ std::uint32_t exclusive_sum(std::uint32_t value, std::uint32_t& total) {

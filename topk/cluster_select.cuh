@@ -27,7 +27,9 @@ inline constexpr int kClusterThreads = 512;
 /// 32 scores of each thread: a tile takes the time of its sums and barrier, whatever its length.
 template <class Element>
 inline constexpr int kClusterLoads = 32 / RowVectors<Element>::kVector;
-inline constexpr int kClusterBytes = kStreamBytes<kClusterThreads, kClusterLoads<topk::Float32>>;
+inline constexpr int kClusterTiles = 2;  // one is looked at, one on its way
+inline constexpr int kClusterBytes =
+    kStreamBytes<kClusterThreads, kClusterLoads<topk::Float32>, kClusterTiles>;
 inline constexpr unsigned kMaxBlocks = 16;  // of a cluster: what the hardware can do
 /// What blocks of a cluster tell each other.
 struct ClusterShared {
@@ -77,8 +79,8 @@ __device__ void cluster_row(const SelectCall& call, const StreamSettings& settin
   const RowVectors<Element> vectors(row.scores, row.len);
   const Part part(vectors.count, rank, blocks);
   Block<T> block(cluster.stream.block);
-  RowStream<Element, T, kClusterLoads<Element>> stream(block, cluster.stream, survivors,
-                                                       dynamic + 8 * kMaxSurvivors<T>, k);
+  RowStream<Element, T, kClusterLoads<Element>, kClusterTiles> stream(
+      block, cluster.stream, survivors, dynamic + 8 * kMaxSurvivors<T>, k);
   Threshold threshold =
       find_threshold(block, row, vectors, [&] { stream.prefetch(vectors, part.begin, part.end); });
   stream.set_threshold(threshold.least);
@@ -187,10 +189,7 @@ inline std::string why_no_clusters(const SelectProblem& problem) {
   const std::string reason = why_no_device(90);
   if (!reason.empty()) return reason;
   constexpr int kBytes = kClusterBytes + static_cast<int>(sizeof(ClusterShared));
-  const int most = current_device().max_shared_bytes;
-  if (kBytes <= most) return "";
-  return "needs " + std::to_string(kBytes) +
-         " bytes of shared memory per block, the device gives " + std::to_string(most);
+  return why_no_shared(kBytes);
 }
 
 }  // namespace sparse_mla::cuda

@@ -1,8 +1,8 @@
 // Selector "cuda_cluster": few long rows, a thread block cluster per row over distributed shared
 // memory, each score read once.
 //
-// Tile: 512 × 64 bytes of its part of the row per block at a time, two blocks per SM; the first
-// tile is in flight while the threshold is found. How: see cluster_select.cuh.
+// Tile: 512 × 128 bytes of its part of the row per block at a time, one block per SM, two tiles in
+// flight. How: see cluster_select.cuh.
 #include <cstddef>
 #include <cstdint>
 

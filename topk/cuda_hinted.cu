@@ -13,6 +13,7 @@
 #include "topk/cluster_select.cuh"
 #include "topk/cuda_algorithms.h"
 #include "topk/select_checks.h"
+#include "topk/why_rather_not.h"
 
 namespace sparse_mla::cuda {
 namespace {
@@ -100,9 +101,13 @@ std::size_t workspace_bytes(const SelectProblem& problem) {
 namespace sparse_mla::topk {
 
 SelectEntry cuda_hinted_entry() {
-  return {
-      "cuda_hinted", Backend::cuda,         "a cluster per row, its threshold from the last picks",
-      cuda::why_not, cuda::workspace_bytes, cuda::run};
+  return {"cuda_hinted",
+          Backend::cuda,
+          "a cluster per row, its threshold from the last picks",
+          cuda::why_not,
+          cuda::workspace_bytes,
+          cuda::run,
+          why_rather_not<Selector::cluster>};
 }
 
 }  // namespace sparse_mla::topk

@@ -19,7 +19,9 @@ namespace sparse_mla::cuda {
 namespace {
 
 /// 512 threads at 64 registers: two blocks fill an SM's register file.
-constexpr int kThreads = 512, kLoads = 4;
+constexpr int kThreads = 512;
+/// Of the two blocks one has a tile on its way while the other looks at one.
+constexpr int kLoads = 4, kTiles = 1;
 
 template <class Element>
 __device__ void stream_row(const SelectCall& call, const StreamSettings& settings, std::int64_t r,
@@ -37,7 +39,8 @@ __device__ void stream_row(const SelectCall& call, const StreamSettings& setting
   const RowVectors<Element> vectors(row.scores, row.len);
   const Part whole(vectors.count, 0, 1);
   Block<T> block(shared.block);
-  RowStream<Element, T, kLoads> stream(block, shared, survivors, dynamic + 8 * kMaxSurvivors<T>, k);
+  RowStream<Element, T, kLoads, kTiles> stream(block, shared, survivors,
+                                               dynamic + 8 * kMaxSurvivors<T>, k);
   const auto sample = Sample::take<T>(vectors, k);
   stream.prefetch(vectors, whole.begin, whole.end);  // behind the sample
   Threshold threshold = sample.threshold(block);
@@ -71,9 +74,9 @@ void launch(const SelectProblem& problem, const SelectCall& call, Stream stream)
   const StreamSettings settings{problem.k, problem.max_row_len,
                                 problem.order == SelectOrder::by_value};
   const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(call.scores.num_rows, 1 << 20));
-  allow_shared(stream_kernel<Element>, kStreamBytes<kThreads, kLoads>);
+  allow_shared(stream_kernel<Element>, kStreamBytes<kThreads, kLoads, kTiles>);
   stream_kernel<Element>
-      <<<blocks, kThreads, kStreamBytes<kThreads, kLoads>, stream>>>(call, settings);
+      <<<blocks, kThreads, kStreamBytes<kThreads, kLoads, kTiles>, stream>>>(call, settings);
   check_launch("stream_kernel");
 }
 
@@ -93,11 +96,9 @@ std::string why_not(const SelectProblem& problem) {
            std::to_string(max_streamed_k()) + ", half of a block's survivors";
   const std::string reason = why_no_device();
   if (!reason.empty()) return reason;
-  constexpr int kBytes = kStreamBytes<kThreads, kLoads> + static_cast<int>(sizeof(StreamShared));
-  const int most = current_device().max_shared_bytes;
-  if (kBytes <= most) return "";
-  return "needs " + std::to_string(kBytes) +
-         " bytes of shared memory per block, the device gives " + std::to_string(most);
+  constexpr int kBytes =
+      kStreamBytes<kThreads, kLoads, kTiles> + static_cast<int>(sizeof(StreamShared));
+  return why_no_shared(kBytes);
 }
 
 std::size_t workspace_bytes(const SelectProblem& problem) {

@@ -36,11 +36,11 @@ template <int T>
 inline constexpr int kSurvivorsPerThread = 12;
 template <int T>
 inline constexpr int kMaxSurvivors = T* kSurvivorsPerThread<T>;
-/// `kLoads`: 16-byte vectors that each thread has in flight and looks at together, a tile's. 64 KB
-/// per SM are what memory needs at a latency of a microsecond to be read at 8 TB/s, more than it
-/// can give.
-template <int T, int kLoads>
-inline constexpr int kStreamBytes = 8 * kMaxSurvivors<T> + 16 * kLoads* T;
+/// `kLoads`: 16-byte vectors that each thread looks at together, a tile's; `kTiles` tiles are in
+/// flight. 64 KB per SM on their way all the time are what memory needs at a latency of a
+/// microsecond to be read at 8 TB/s, more than it can give.
+template <int T, int kLoads, int kTiles>
+inline constexpr int kStreamBytes = 8 * kMaxSurvivors<T> + 16 * kLoads* kTiles* T;
 /// The largest k: a cut frees a third of the buffer at least.
 constexpr int max_streamed_k() { return 4096; }
 
@@ -88,7 +88,8 @@ struct RowVectors {
   std::int32_t head;   // index of the first vector's first score
   std::int32_t count;  // vectors
 
-  __device__ RowVectors(const std::byte* row, std::int32_t len) : row(row), len(len) {
+  __device__ RowVectors(const std::byte* scores, std::int32_t num_scores)
+      : row(scores), len(num_scores) {
     const auto odd = static_cast<std::int32_t>(reinterpret_cast<std::uintptr_t>(row) % 16);
     const bool aligned = odd % Element::kBytes == 0;
     head = aligned ? min((16 - odd) % 16 / static_cast<std::int32_t>(Element::kBytes), len) : len;
@@ -164,13 +165,15 @@ __device__ __noinline__ float cut_survivors(BlockShared& shared, Survivors survi
 }
 
 /// Streams scores through a filter into a buffer of survivors.
-template <class Element, int T, int kLoads>
+template <class Element, int T, int kLoads, int kTiles>
 class RowStream {
  public:
   static constexpr int kCapacity = kMaxSurvivors<T>;
+  static constexpr int kTileBytes = 16 * kLoads * T;
+  static_assert(kTiles == 1 || kTiles == 2);
   using Vectors = RowVectors<Element>;
 
-  /// `in_flight`: [kLoads, T] 16-byte vectors.
+  /// `in_flight`: [kTiles, kLoads, T] 16-byte vectors.
   __device__ RowStream(Block<T>& block, StreamShared& shared, const Survivors& survivors,
                        const std::byte* in_flight, std::uint32_t k)
       : block_(block),
@@ -193,25 +196,28 @@ class RowStream {
     filter_.set(no_score());
   }
 
-  /// Sends for the first tile of vectors [begin, end) of a row. Their way to registers leads
+  /// Sends for the first tiles of vectors [begin, end) of a row. Their way to registers leads
   /// through shared memory, which each thread uses for itself alone: loads in flight hold no
   /// registers, and no barrier is needed.
   __device__ void prefetch(const Vectors& row, std::int32_t begin, std::int32_t end) const {
-    load(row, begin, end);
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+      load(row, begin + t * kLoads * T, end, in_flight_ + t * kTileBytes);
   }
 
   /// Vectors [begin, end) of a row, which have been prefetched.
   __device__ void add_vectors(const Vectors& row, std::int32_t begin, std::int32_t end) {
     constexpr int kVector = Vectors::kVector;
+    std::uint32_t slot = in_flight_;
     std::int32_t done = -1;  // indices up to this one have been dealt with
     for (std::int32_t tile = begin; tile < end;) {
       raise_when_full();
-      ptx::cp_async_wait<0>();
+      ptx::cp_async_wait<kTiles - 1>();
       uint4 raw[kLoads];
       std::uint32_t mask = 0;
 #pragma unroll
       for (int j = 0; j < kLoads; ++j) {
-        raw[j] = ptx::load_shared_16(in_flight_ + j * T * 16);
+        raw[j] = ptx::load_shared_16(slot + j * T * 16);
         unsigned bits = 0;
 #pragma unroll
         for (int i = 0; i < kVector; ++i)
@@ -219,7 +225,7 @@ class RowStream {
         bits = (bits | filter_.all()) & ((1u << kVector) - 1);
         mask |= (vector_of(tile, j) < end ? bits : 0) << (j * kVector);
       }
-      load(row, tile + kLoads * T, end);
+      load(row, tile + kTiles * kLoads * T, end, slot);
       if (done >= 0) {
 #pragma unroll
         for (int j = 0; j < kLoads; ++j)
@@ -233,11 +239,13 @@ class RowStream {
       });
       if (fits) {
         tile += kLoads * T;
+        if (kTiles == 2) slot = slot == in_flight_ ? in_flight_ + kTileBytes : in_flight_;
         done = -1;
       } else {  // the rest of the tile, once there is room
         done = make_room();
         ptx::cp_async_wait<0>();
-        load(row, tile, end);
+        prefetch(row, tile, end);
+        slot = in_flight_;
       }
     }
     ptx::cp_async_wait<0>();  // nothing is left to come
@@ -268,11 +276,12 @@ class RowStream {
   };
 
   /// The tile of vectors from `tile` on, as far as there are any before `end`.
-  __device__ void load(const Vectors& row, std::int32_t tile, std::int32_t end) const {
+  __device__ void load(const Vectors& row, std::int32_t tile, std::int32_t end,
+                       std::uint32_t slot) const {
 #pragma unroll
     for (int j = 0; j < kLoads; ++j) {
       const std::int32_t v = vector_of(tile, j);
-      if (v < end) ptx::cp_async_16(in_flight_ + j * T * 16, row.address(v));
+      if (v < end) ptx::cp_async_16(slot + j * T * 16, row.address(v));
     }
     ptx::cp_async_commit();
   }
@@ -477,9 +486,9 @@ struct Part {
 };
 
 /// Streams a block's part of a row, whose vectors have been prefetched.
-template <class Element, int T, int kLoads>
-__device__ void add_part(RowStream<Element, T, kLoads>& stream, const RowVectors<Element>& row,
-                         const Part& part) {
+template <class Element, int T, int kLoads, int kTiles>
+__device__ void add_part(RowStream<Element, T, kLoads, kTiles>& stream,
+                         const RowVectors<Element>& row, const Part& part) {
 #pragma unroll 1  // the code of add_scores once
   for (int piece = 0; piece < 3; ++piece) {
     if (piece == 1)
