@@ -24,6 +24,7 @@ import sys
 from results_table import describe, median_us, plain_name
 
 SELECTORS = ["cta", "cluster", "stream", "radix"]
+MAX_CTA_ROW_LEN = 16384  # topk/choice.h
 NAME = re.compile(r"topk/cuda_([a-z]+)\d*/(\d+)x(\d+)/k2048/([a-z]+)")
 
 
@@ -77,6 +78,8 @@ def table(measured):
         for length, length_from in zip(lengths, borders(lengths)):
             selector = nearest(measured, (count, length))
             if not group or group[-1][1] != selector:
+                if group and group[-1][1] == "cta":  # which holds no longer rows
+                    length_from = min(length_from, MAX_CTA_ROW_LEN + 1)
                 group.append((length_from, selector))
         if not groups or groups[-1][1] != group:
             groups.append((rows_from, group))

@@ -1,7 +1,4 @@
-/// Set by hand after first measurements on an H200 at k 2048, fp32 (bench/topk_choice.py writes it
-/// from a whole record): one CTA is the fastest for every row that its registers hold (1 × 8,192:
-/// 8.3 µs against a cluster's 13.7; 4,096 × 8,192: 123 µs against 165 streamed). Longer rows get a
-/// cluster each as long as they do not outnumber the 132 SMs (64 × 524,288: 48 µs against 99).
+/// Written by bench/topk_choice.py: NVIDIA H200, commit 82d03ca, CUDA 13.0, 2026-11-30.
 #pragma once
 
 #include "topk/selectors.h"
@@ -11,8 +8,12 @@ namespace sparse_mla::topk {
 inline constexpr ChoiceRow kChoiceTable[] = {
     {0, 0, Selector::cta},
     {0, 16385, Selector::cluster},
-    {133, 0, Selector::cta},
-    {133, 16385, Selector::stream},
+    {181, 0, Selector::cta},
+    {181, 11585, Selector::stream},
+    {181, 185364, Selector::cluster},
+    {2048, 0, Selector::cta},
+    {2048, 11585, Selector::stream},
+    {2048, 370728, Selector::cluster},
 };
 
 }  // namespace sparse_mla::topk

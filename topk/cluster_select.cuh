@@ -24,12 +24,11 @@ namespace sparse_mla::cuda {
 
 /// With 1,024 threads, whatever each warp does once – sums, bounds, places – took twice the time.
 inline constexpr int kClusterThreads = 512;
-/// 32 scores of each thread: a tile takes the time of its sums and barrier, whatever its length.
+/// A tile takes the time of its sums and barrier, whatever its length: 32 scores of each thread.
+/// Two tiles are in flight, so that one is on its way while the other is looked at.
 template <class Element>
-inline constexpr int kClusterLoads = 32 / RowVectors<Element>::kVector;
-inline constexpr int kClusterTiles = 2;  // one is looked at, one on its way
-inline constexpr int kClusterBytes =
-    kStreamBytes<kClusterThreads, kClusterLoads<topk::Float32>, kClusterTiles>;
+using ClusterShape = StreamShape<kClusterThreads, 16, 32 / RowVectors<Element>::kVector, 2>;
+inline constexpr int kClusterBytes = ClusterShape<topk::Float32>::kBytes;
 inline constexpr unsigned kMaxBlocks = 16;  // of a cluster: what the hardware can do
 /// What blocks of a cluster tell each other.
 struct ClusterShared {
@@ -55,15 +54,16 @@ class Everywhere {
 /// Selects from row r with the cluster. `find_threshold(block, row, vectors, prefetch)` gives a
 /// Threshold, the same in all blocks, and calls prefetch() as soon as its own loads are on their
 /// way: behind a part of the row they would arrive late.
-template <class Element, int T, class FindThreshold>
+template <class Element, class FindThreshold>
 __device__ void cluster_row(const SelectCall& call, const StreamSettings& settings, std::int64_t r,
                             ClusterShared& cluster, std::byte* dynamic,
                             FindThreshold find_threshold) {
+  using Shape = ClusterShape<Element>;
   const DeviceRow row = row_of<Element>(call, settings.max_row_len, r);
   if (row.out_row < 0) return;
   const unsigned rank = ptx::cluster_rank(), blocks = ptx::cluster_size();
   if (row.len <= settings.k) {  // the same for all blocks
-    if (rank == 0) put_whole_row<Element, T>(call, settings, r, row, dynamic);
+    if (rank == 0) put_whole_row<Element, Shape>(call, settings, r, row, dynamic);
     return;
   }
   if (threadIdx.x == 0) {
@@ -75,12 +75,12 @@ __device__ void cluster_row(const SelectCall& call, const StreamSettings& settin
 
   const auto k = static_cast<std::uint32_t>(settings.k);
   const Survivors survivors{reinterpret_cast<float*>(dynamic),
-                            reinterpret_cast<std::int32_t*>(dynamic) + kMaxSurvivors<T>};
+                            reinterpret_cast<std::int32_t*>(dynamic) + Shape::kCapacity};
   const RowVectors<Element> vectors(row.scores, row.len);
   const Part part(vectors.count, rank, blocks);
-  Block<T> block(cluster.stream.block);
-  RowStream<Element, T, kClusterLoads<Element>, kClusterTiles> stream(
-      block, cluster.stream, survivors, dynamic + 8 * kMaxSurvivors<T>, k);
+  Block<kClusterThreads> block(cluster.stream.block);
+  RowStream<Element, Shape> stream(block, cluster.stream, survivors, dynamic + 8 * Shape::kCapacity,
+                                   k);
   Threshold threshold =
       find_threshold(block, row, vectors, [&] { stream.prefetch(vectors, part.begin, part.end); });
   stream.set_threshold(threshold.least);
@@ -104,15 +104,15 @@ __device__ void cluster_row(const SelectCall& call, const StreamSettings& settin
     threshold.least = no_score();
     stream.prefetch(vectors, part.begin, part.end);
   }
-  if (total <= kMaxSurvivors<T>) {
+  if (total <= Shape::kCapacity) {
     if (rank != 0) {
       __syncthreads();  // survivors are pushed by other threads than wrote them
       const std::uint32_t leader = Everywhere(survivors.scores).in_block(0),
                           pushed = Everywhere(&cluster.pushed).in_block(0);
-      for (std::uint32_t j = threadIdx.x; j < stream.filled(); j += T) {
+      for (std::uint32_t j = threadIdx.x; j < stream.filled(); j += kClusterThreads) {
         const std::uint32_t to = leader + 4 * (before + j);
         ptx::store_async_4(to, __float_as_uint(survivors.scores[j]), pushed);
-        ptx::store_async_4(to + 4 * kMaxSurvivors<T>,
+        ptx::store_async_4(to + 4 * Shape::kCapacity,
                            static_cast<std::uint32_t>(survivors.indices[j]), pushed);
       }
       return;
@@ -131,8 +131,8 @@ __device__ void cluster_row(const SelectCall& call, const StreamSettings& settin
     ptx::cluster_wait();
     if (rank != 0) return;
   }
-  finish_row<Element, T>(call, settings, r, row, block, survivors, stream.filled(), threshold,
-                         dynamic);
+  finish_row<Element, Shape>(call, settings, r, row, block, survivors, stream.filled(), threshold,
+                             dynamic);
 }
 
 #endif  // __CUDA_ARCH__ >= 900
@@ -181,7 +181,7 @@ void launch_clusters(Kernel* kernel, const SelectProblem& problem, const SelectC
 inline std::string why_no_clusters(const SelectProblem& problem) {
   if (problem.k > max_streamed_k())
     return "k: got " + std::to_string(problem.k) + ", expected at most " +
-           std::to_string(max_streamed_k()) + ", half of a block's survivors";
+           std::to_string(max_streamed_k()) + ", what a block keeps when its buffer is full";
   constexpr std::int64_t kMaxRows = 1 << 26;  // of 16 blocks
   if (problem.max_rows > kMaxRows)
     return "max_rows: got " + std::to_string(problem.max_rows) + ", expected at most " +

@@ -23,14 +23,14 @@ __global__ void __launch_bounds__(kClusterThreads, 1)
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(16) std::byte dynamic[];
   __shared__ ClusterShared cluster;
-  cluster_row<Element, kClusterThreads>(
+  cluster_row<Element>(
       call, settings, blockIdx.x / static_cast<unsigned>(blocks_per_row), cluster, dynamic,
       [&](Block<kClusterThreads>& block, const DeviceRow&, const RowVectors<Element>& vectors,
           auto prefetch) {
         const auto sample =
             Sample::take<kClusterThreads>(vectors, static_cast<std::uint32_t>(settings.k));
         prefetch();
-        return sample.threshold(block);
+        return sample.threshold(block, ClusterShape<Element>::kCapacity);
       });
 #endif
 }

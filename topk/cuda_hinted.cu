@@ -9,11 +9,11 @@
 // hints.
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "topk/cluster_select.cuh"
 #include "topk/cuda_algorithms.h"
 #include "topk/select_checks.h"
-#include "topk/why_rather_not.h"
 
 namespace sparse_mla::cuda {
 namespace {
@@ -35,6 +35,7 @@ template <class Element, int T, class Prefetch>
 __device__ Threshold hinted_threshold(Block<T>& block, const SelectCall& call, const DeviceRow& row,
                                       const RowVectors<Element>& vectors, std::uint32_t k,
                                       Prefetch prefetch) {
+  constexpr int kCapacity = ClusterShape<Element>::kCapacity;
   const std::int32_t hint = hint_of(call, row);
   const Sample sample = Sample::take<T>(vectors, k);  // on its way while the hint is
   float hinted = no_score();
@@ -49,11 +50,12 @@ __device__ Threshold hinted_threshold(Block<T>& block, const SelectCall& call, c
 #pragma unroll
     for (int i = 0; i < kSampled; ++i) passing += sample.score[i] >= threshold.least;
     block.sum_of_warps(__reduce_add_sync(~0u, passing), total);
-    const float few = sample.expected + 3 * sqrtf(sample.expected) + 4, many = 6 * few;
+    const float few = sample.expected + 3 * sqrtf(sample.expected) + 4,
+                many = 0.7f * kCapacity * sample.of_row;
     const auto passed = static_cast<float>(total);
     if (passed >= few && passed <= many) return threshold;
   }
-  return sample.threshold(block);
+  return sample.threshold(block, kCapacity);
 }
 
 #endif
@@ -65,13 +67,13 @@ __global__ void __launch_bounds__(kClusterThreads, 1)
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(16) std::byte dynamic[];
   __shared__ ClusterShared cluster;
-  cluster_row<Element, kClusterThreads>(
-      call, settings, blockIdx.x / static_cast<unsigned>(blocks_per_row), cluster, dynamic,
-      [&](Block<kClusterThreads>& block, const DeviceRow& row, const RowVectors<Element>& vectors,
-          auto prefetch) {
-        return hinted_threshold(block, call, row, vectors, static_cast<std::uint32_t>(settings.k),
-                                prefetch);
-      });
+  cluster_row<Element>(call, settings, blockIdx.x / static_cast<unsigned>(blocks_per_row), cluster,
+                       dynamic,
+                       [&](Block<kClusterThreads>& block, const DeviceRow& row,
+                           const RowVectors<Element>& vectors, auto prefetch) {
+                         return hinted_threshold(block, call, row, vectors,
+                                                 static_cast<std::uint32_t>(settings.k), prefetch);
+                       });
 #endif
 }
 
@@ -101,13 +103,14 @@ std::size_t workspace_bytes(const SelectProblem& problem) {
 namespace sparse_mla::topk {
 
 SelectEntry cuda_hinted_entry() {
-  return {"cuda_hinted",
-          Backend::cuda,
-          "a cluster per row, its threshold from the last picks",
-          cuda::why_not,
-          cuda::workspace_bytes,
-          cuda::run,
-          why_rather_not<Selector::cluster>};
+  return {
+      "cuda_hinted",
+      Backend::cuda,
+      "a cluster per row, its threshold from the last picks",
+      cuda::why_not,
+      cuda::workspace_bytes,
+      cuda::run,
+      [](const SelectProblem&) -> std::string { return "cuda_cluster is as fast without hints"; }};
 }
 
 }  // namespace sparse_mla::topk

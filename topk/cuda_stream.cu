@@ -18,32 +18,31 @@
 namespace sparse_mla::cuda {
 namespace {
 
-/// 512 threads at 64 registers: two blocks fill an SM's register file.
-constexpr int kThreads = 512;
-/// Of the two blocks one has a tile on its way while the other looks at one.
-constexpr int kLoads = 4, kTiles = 1;
+/// 512 threads at 64 registers: two blocks fill an SM's register file. One has a tile on its way
+/// while the other looks at one, and one stays within the 99 KB of shared memory that smaller cards
+/// give.
+using Shape = StreamShape<512, 12, 4, 1>;
+constexpr int kThreads = Shape::kThreads;
 
 template <class Element>
 __device__ void stream_row(const SelectCall& call, const StreamSettings& settings, std::int64_t r,
                            StreamShared& shared, std::byte* dynamic) {
-  constexpr int T = kThreads;
   const DeviceRow row = row_of<Element>(call, settings.max_row_len, r);
   if (row.out_row < 0) return;
   if (row.len <= settings.k) {
-    put_whole_row<Element, T>(call, settings, r, row, dynamic);
+    put_whole_row<Element, Shape>(call, settings, r, row, dynamic);
     return;
   }
   const auto k = static_cast<std::uint32_t>(settings.k);
   const Survivors survivors{reinterpret_cast<float*>(dynamic),
-                            reinterpret_cast<std::int32_t*>(dynamic) + kMaxSurvivors<T>};
+                            reinterpret_cast<std::int32_t*>(dynamic) + Shape::kCapacity};
   const RowVectors<Element> vectors(row.scores, row.len);
   const Part whole(vectors.count, 0, 1);
-  Block<T> block(shared.block);
-  RowStream<Element, T, kLoads, kTiles> stream(block, shared, survivors,
-                                               dynamic + 8 * kMaxSurvivors<T>, k);
-  const auto sample = Sample::take<T>(vectors, k);
+  Block<kThreads> block(shared.block);
+  RowStream<Element, Shape> stream(block, shared, survivors, dynamic + 8 * Shape::kCapacity, k);
+  const auto sample = Sample::take<kThreads>(vectors, k);
   stream.prefetch(vectors, whole.begin, whole.end);  // behind the sample
-  Threshold threshold = sample.threshold(block);
+  Threshold threshold = sample.threshold(block, Shape::kCapacity);
   stream.set_threshold(threshold.least);
 #pragma unroll 1
   for (;;) {
@@ -53,8 +52,8 @@ __device__ void stream_row(const SelectCall& call, const StreamSettings& setting
     threshold.least = no_score();
     stream.prefetch(vectors, whole.begin, whole.end);
   }
-  finish_row<Element, T>(call, settings, r, row, block, survivors, stream.filled(), threshold,
-                         dynamic);
+  finish_row<Element, Shape>(call, settings, r, row, block, survivors, stream.filled(), threshold,
+                             dynamic);
 }
 
 template <class Element>
@@ -74,9 +73,8 @@ void launch(const SelectProblem& problem, const SelectCall& call, Stream stream)
   const StreamSettings settings{problem.k, problem.max_row_len,
                                 problem.order == SelectOrder::by_value};
   const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(call.scores.num_rows, 1 << 20));
-  allow_shared(stream_kernel<Element>, kStreamBytes<kThreads, kLoads, kTiles>);
-  stream_kernel<Element>
-      <<<blocks, kThreads, kStreamBytes<kThreads, kLoads, kTiles>, stream>>>(call, settings);
+  allow_shared(stream_kernel<Element>, Shape::kBytes);
+  stream_kernel<Element><<<blocks, kThreads, Shape::kBytes, stream>>>(call, settings);
   check_launch("stream_kernel");
 }
 
@@ -93,11 +91,10 @@ void run(const SelectProblem& problem, const SelectCall& call, std::span<std::by
 std::string why_not(const SelectProblem& problem) {
   if (problem.k > max_streamed_k())
     return "k: got " + std::to_string(problem.k) + ", expected at most " +
-           std::to_string(max_streamed_k()) + ", half of a block's survivors";
+           std::to_string(max_streamed_k()) + ", what a block keeps when its buffer is full";
   const std::string reason = why_no_device();
   if (!reason.empty()) return reason;
-  constexpr int kBytes =
-      kStreamBytes<kThreads, kLoads, kTiles> + static_cast<int>(sizeof(StreamShared));
+  constexpr int kBytes = Shape::kBytes + static_cast<int>(sizeof(StreamShared));
   return why_no_shared(kBytes);
 }
 

@@ -29,18 +29,19 @@
 
 namespace sparse_mla::cuda {
 
-/// Survivors that a block holds for each of its threads, 8 bytes each. 512 threads: 6,144, 48 KB;
-/// with what is in flight two such blocks share an SM, and one stays within the 99 KB of smaller
-/// cards.
-template <int T>
-inline constexpr int kSurvivorsPerThread = 12;
-template <int T>
-inline constexpr int kMaxSurvivors = T* kSurvivorsPerThread<T>;
-/// `kLoads`: 16-byte vectors that each thread looks at together, a tile's; `kTiles` tiles are in
-/// flight. 64 KB per SM on their way all the time are what memory needs at a latency of a
-/// microsecond to be read at 8 TB/s, more than it can give.
-template <int T, int kLoads, int kTiles>
-inline constexpr int kStreamBytes = 8 * kMaxSurvivors<T> + 16 * kLoads* kTiles* T;
+/// A streaming block. `V`: survivors that it can hold for each of its T threads, 8 bytes each.
+/// `kLoadsPerTile`: 16-byte vectors that each thread looks at together, a tile's; `kTilesInFlight`:
+/// of these on their way at a time. 64 KB per SM all the time are what memory needs at a latency of
+/// a microsecond to be read at 8 TB/s, more than it can give.
+template <int T, int V, int kLoadsPerTile, int kTilesInFlight>
+struct StreamShape {
+  static constexpr int kThreads = T, kOwn = V, kCapacity = T * V;
+  static constexpr int kLoads = kLoadsPerTile, kTiles = kTilesInFlight;
+  static constexpr int kTileBytes = 16 * kLoads * T;
+  /// Of dynamic shared memory: survivors' scores, their indices, tiles in flight.
+  static constexpr int kBytes = 8 * kCapacity + kTiles * kTileBytes;
+  static_assert(V % 4 == 0 && (kTiles == 1 || kTiles == 2));
+};
 /// The largest k: a cut frees a third of the buffer at least.
 constexpr int max_streamed_k() { return 4096; }
 
@@ -112,8 +113,8 @@ struct RowVectors {
 
 /// A block's survivors, by ascending index.
 struct Survivors {
-  float* scores;          // [kMaxSurvivors]
-  std::int32_t* indices;  // [kMaxSurvivors], right behind the scores
+  float* scores;          // [kCapacity]
+  std::int32_t* indices;  // [kCapacity], right behind the scores
 };
 
 /// A streaming block's scratch in shared memory.
@@ -123,11 +124,9 @@ struct StreamShared {
 };
 
 /// A thread's scores of a buffer with `filled` of them, NaN behind the last.
-template <int T>
+template <int kOwn>
 __device__ void load_survivors(const Survivors& survivors, std::uint32_t filled,
-                               float (&score)[kSurvivorsPerThread<T>]) {
-  constexpr int kOwn = kSurvivorsPerThread<T>;
-  static_assert(kOwn % 4 == 0);
+                               float (&score)[kOwn]) {
   const std::uint32_t first = threadIdx.x * kOwn;
 #pragma unroll
   for (int i = 0; i < kOwn; i += 4) {
@@ -140,14 +139,14 @@ __device__ void load_survivors(const Survivors& survivors, std::uint32_t filled,
 
 /// Cuts a full buffer back to its k best, by ascending index; the worst one. Not inlined: it
 /// is rare, and its registers would be everyone's. Begins and ends with a barrier.
-template <int T>
+template <class Shape>
 __device__ __noinline__ float cut_survivors(BlockShared& shared, Survivors survivors,
                                             std::uint32_t k) {
-  constexpr int kOwn = kSurvivorsPerThread<T>;
+  constexpr int T = Shape::kThreads, kOwn = Shape::kOwn;
   __syncthreads();
   Block<T> block(shared);
   float score[kOwn];
-  load_survivors<T>(survivors, kMaxSurvivors<T>, score);
+  load_survivors(survivors, Shape::kCapacity, score);
   const Selection selection = select_in_block(block, score, k);
   std::int32_t index[kOwn];
 #pragma unroll
@@ -165,12 +164,12 @@ __device__ __noinline__ float cut_survivors(BlockShared& shared, Survivors survi
 }
 
 /// Streams scores through a filter into a buffer of survivors.
-template <class Element, int T, int kLoads, int kTiles>
+template <class Element, class Shape>
 class RowStream {
  public:
-  static constexpr int kCapacity = kMaxSurvivors<T>;
-  static constexpr int kTileBytes = 16 * kLoads * T;
-  static_assert(kTiles == 1 || kTiles == 2);
+  static constexpr int T = Shape::kThreads, kCapacity = Shape::kCapacity;
+  static constexpr int kLoads = Shape::kLoads, kTiles = Shape::kTiles;
+  static constexpr int kTileBytes = Shape::kTileBytes;
   using Vectors = RowVectors<Element>;
 
   /// `in_flight`: [kTiles, kLoads, T] 16-byte vectors.
@@ -394,7 +393,7 @@ class RowStream {
   /// Returns the last index that append() has dealt with.
   __device__ std::int32_t make_room() {
     const auto done = static_cast<std::int32_t>(cut_index_) - 1;
-    filter_.set_above(cut_survivors<T>(block_.shared, survivors_, k_));
+    filter_.set_above(cut_survivors<Shape>(block_.shared, survivors_, k_));
     filled_ = k_;
     strict_ = true;
     return done;
@@ -416,10 +415,13 @@ __device__ inline int log2_of(std::uint32_t power_of_two) {
 }
 
 /// How many of a sample have to reach a score for k of the row to do so, almost surely: the
-/// `expected` number of the row's k best in the sample and four standard deviations (it is nearly
-/// Poisson's), with some more where that is small: one row of 50,000 is streamed twice.
-__device__ inline std::uint32_t sample_rank(float expected) {
-  return static_cast<std::uint32_t>(ceilf(expected + 4 * sqrtf(expected) + 4));
+/// `expected` number of the row's k best in the sample and five standard deviations (it is nearly
+/// Poisson's), with some more where that is small. In long rows, of which a sample is a small part,
+/// so many would not fit the buffer: down to three deviations there, rather than more than `most`.
+__device__ inline std::uint32_t sample_rank(float expected, float most) {
+  const float deviation = sqrtf(expected);
+  return static_cast<std::uint32_t>(
+      ceilf(fminf(expected + 5 * deviation + 4, fmaxf(expected + 3 * deviation + 4, most))));
 }
 
 /// 8 scores of a row for each thread, 4,096, in chunks of 64 bytes, each somewhere in its stratum
@@ -429,6 +431,7 @@ struct Sample {
   float score[kSampled];
   std::uint32_t size;  // of all threads' scores
   float expected;      // of the row's k best, so many are in the sample
+  float of_row;        // the sample's part of the row
 
   template <int T, class Element>
   static __device__ Sample take(const RowVectors<Element>& row, std::uint32_t k) {
@@ -455,15 +458,15 @@ struct Sample {
         sample.score[j * kVector + i] = __uint_as_float(RowVectors<Element>::bits(raw, i));
     }
     sample.size = min(num_chunks, kStrata) * kChunk * kVector;
-    sample.expected = static_cast<float>(k) *
-                      __fdividef(static_cast<float>(sample.size), static_cast<float>(row.len));
+    sample.of_row = __fdividef(static_cast<float>(sample.size), static_cast<float>(row.len));
+    sample.expected = static_cast<float>(k) * sample.of_row;
     return sample;
   }
 
-  /// A score that k of the row reach, almost surely.
+  /// A score that k of the row reach, almost surely, and not many more than 70 % of `capacity`.
   template <int T>
-  __device__ Threshold threshold(Block<T>& block) const {
-    const std::uint32_t rank = sample_rank(expected);
+  __device__ Threshold threshold(Block<T>& block, int capacity) const {
+    const std::uint32_t rank = sample_rank(expected, 0.7f * static_cast<float>(capacity) * of_row);
     if (rank > size / 2) return {no_score(), 0};  // nothing worth leaving out
     return threshold_in_block(block, score, rank);
   }
@@ -486,9 +489,9 @@ struct Part {
 };
 
 /// Streams a block's part of a row, whose vectors have been prefetched.
-template <class Element, int T, int kLoads, int kTiles>
-__device__ void add_part(RowStream<Element, T, kLoads, kTiles>& stream,
-                         const RowVectors<Element>& row, const Part& part) {
+template <class Element, class Shape>
+__device__ void add_part(RowStream<Element, Shape>& stream, const RowVectors<Element>& row,
+                         const Part& part) {
 #pragma unroll 1  // the code of add_scores once
   for (int piece = 0; piece < 3; ++piece) {
     if (piece == 1)
@@ -501,11 +504,11 @@ __device__ void add_part(RowStream<Element, T, kLoads, kTiles>& stream,
 }
 
 /// Writes picks [place, place + count) of row r, all of them survivors at `positions`.
-template <class Element, int T>
+template <class Element, class Shape>
 __device__ void put_survivors(const PickWriter& writer, bool indices_only,
                               const Survivors& survivors, const std::uint16_t* positions,
                               std::int32_t place, std::int32_t count) {
-  for (std::int32_t j = static_cast<int>(threadIdx.x); j < count; j += T) {
+  for (std::int32_t j = static_cast<int>(threadIdx.x); j < count; j += Shape::kThreads) {
     const std::uint16_t at = positions[j];
     const std::int32_t index = survivors.indices[at];
     if (indices_only)
@@ -517,24 +520,25 @@ __device__ void put_survivors(const PickWriter& writer, bool indices_only,
 
 /// Selects the k best of `filled` survivors and writes them as the picks of row r: all of its
 /// picks. `dynamic` holds the survivors. Begins with a barrier.
-template <class Element, int T>
+template <class Element, class Shape>
 __device__ void finish_row(const SelectCall& call, const StreamSettings& settings, std::int64_t r,
-                           const DeviceRow& row, Block<T>& block, const Survivors& survivors,
-                           std::uint32_t filled, const Threshold& threshold, std::byte* dynamic) {
+                           const DeviceRow& row, Block<Shape::kThreads>& block,
+                           const Survivors& survivors, std::uint32_t filled,
+                           const Threshold& threshold, std::byte* dynamic) {
   // Where vectors were in flight.
-  auto* const positions = reinterpret_cast<std::uint16_t*>(dynamic + 8 * kMaxSurvivors<T>);
+  auto* const positions = reinterpret_cast<std::uint16_t*>(dynamic + 8 * Shape::kCapacity);
   __syncthreads();
   {
-    block.idle = (threadIdx.x - threadIdx.x % 32) * kSurvivorsPerThread<T> >= filled;
-    float score[kSurvivorsPerThread<T>];
-    load_survivors<T>(survivors, filled, score);
+    block.idle = (threadIdx.x - threadIdx.x % 32) * Shape::kOwn >= filled;
+    float score[Shape::kOwn];
+    load_survivors(survivors, filled, score);
     list_selected(block, score,
                   select_in_block(block, score, static_cast<std::uint32_t>(settings.k), &threshold),
                   positions);
   }
   __syncthreads();
   const PickWriter writer(call, r, row.out_row);
-  put_survivors<Element, T>(writer, settings.by_value, survivors, positions, 0, settings.k);
+  put_survivors<Element, Shape>(writer, settings.by_value, survivors, positions, 0, settings.k);
   if (!settings.by_value) return;
   order_by_value<Element>(row.scores, writer.indices(), settings.k,
                           reinterpret_cast<std::uint64_t*>(dynamic));
@@ -542,11 +546,11 @@ __device__ void finish_row(const SelectCall& call, const StreamSettings& setting
 }
 
 /// Writes the picks of a row that has no more than k scores.
-template <class Element, int T>
+template <class Element, class Shape>
 __device__ void put_whole_row(const SelectCall& call, const StreamSettings& settings,
                               std::int64_t r, const DeviceRow& row, std::byte* dynamic) {
   const PickWriter writer(call, r, row.out_row);
-  for (std::int32_t j = static_cast<int>(threadIdx.x); j < row.len; j += T)
+  for (std::int32_t j = static_cast<int>(threadIdx.x); j < row.len; j += Shape::kThreads)
     if (settings.by_value)  // the rest when the picks are in order
       writer.indices()[j] = j;
     else
@@ -556,7 +560,7 @@ __device__ void put_whole_row(const SelectCall& call, const StreamSettings& sett
                             reinterpret_cast<std::uint64_t*>(dynamic));
     put_extras<Element>(writer, row.scores, row.len);
   }
-  writer.pad(row.len, settings.k, static_cast<int>(threadIdx.x), T);
+  writer.pad(row.len, settings.k, static_cast<int>(threadIdx.x), Shape::kThreads);
 }
 
 }  // namespace sparse_mla::cuda
