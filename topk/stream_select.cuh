@@ -518,6 +518,16 @@ __device__ void put_survivors(const PickWriter& writer, bool indices_only,
   }
 }
 
+/// Lists the positions of the k best of `filled` survivors, at most V a thread.
+template <int V, int T>
+__device__ void list_best(Block<T>& block, const Survivors& survivors, std::uint32_t filled,
+                          std::uint32_t k, const Threshold& threshold, std::uint16_t* positions) {
+  block.idle = (threadIdx.x - threadIdx.x % 32) * V >= filled;
+  float score[V];
+  load_survivors(survivors, filled, score);
+  list_selected(block, score, select_in_block(block, score, k, &threshold), positions);
+}
+
 /// Selects the k best of `filled` survivors and writes them as the picks of row r: all of its
 /// picks. `dynamic` holds the survivors. Begins with a barrier.
 template <class Element, class Shape>
@@ -527,15 +537,13 @@ __device__ void finish_row(const SelectCall& call, const StreamSettings& setting
                            const Threshold& threshold, std::byte* dynamic) {
   // Where vectors were in flight.
   auto* const positions = reinterpret_cast<std::uint16_t*>(dynamic + 8 * Shape::kCapacity);
+  const auto k = static_cast<std::uint32_t>(settings.k);
   __syncthreads();
-  {
-    block.idle = (threadIdx.x - threadIdx.x % 32) * Shape::kOwn >= filled;
-    float score[Shape::kOwn];
-    load_survivors(survivors, filled, score);
-    list_selected(block, score,
-                  select_in_block(block, score, static_cast<std::uint32_t>(settings.k), &threshold),
-                  positions);
-  }
+  constexpr int kUsual = 8;  // a good threshold lets some 3,400 through: they keep most warps busy
+  if (filled <= kUsual * Shape::kThreads)
+    list_best<kUsual>(block, survivors, filled, k, threshold, positions);
+  else
+    list_best<Shape::kOwn>(block, survivors, filled, k, threshold, positions);
   __syncthreads();
   const PickWriter writer(call, r, row.out_row);
   put_survivors<Element, Shape>(writer, settings.by_value, survivors, positions, 0, settings.k);
