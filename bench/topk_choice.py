@@ -96,9 +96,11 @@ def header(lines, source):
 
 namespace sparse_mla::topk {{
 
+// clang-format off
 inline constexpr ChoiceRow kChoiceTable[] = {{
 {body}
 }};
+// clang-format on
 
 }}  // namespace sparse_mla::topk
 """

@@ -1,10 +1,11 @@
-/// Written by bench/topk_choice.py: NVIDIA H200, commit 82d03ca, CUDA 13.0, 2026-11-30.
+/// Written by bench/topk_choice.py: NVIDIA H200, commit 0ff5e4c, CUDA 13.0, 2026-11-30.
 #pragma once
 
 #include "topk/selectors.h"
 
 namespace sparse_mla::topk {
 
+// clang-format off
 inline constexpr ChoiceRow kChoiceTable[] = {
     {0, 0, Selector::cta},
     {0, 16385, Selector::cluster},
@@ -15,5 +16,6 @@ inline constexpr ChoiceRow kChoiceTable[] = {
     {2048, 11585, Selector::stream},
     {2048, 370728, Selector::cluster},
 };
+// clang-format on
 
 }  // namespace sparse_mla::topk

@@ -66,12 +66,15 @@ __device__ void cluster_row(const SelectCall& call, const StreamSettings& settin
     if (rank == 0) put_whole_row<Element, Shape>(call, settings, r, row, dynamic);
     return;
   }
-  if (threadIdx.x == 0) {
-    for (std::uint64_t* barrier : {&cluster.counted[0], &cluster.counted[1], &cluster.pushed})
-      ptx::mbarrier_init(barrier, 1);
-    ptx::mbarrier_init_fence();
+  const bool alone = blocks == 1;  // has no distributed shared memory
+  if (!alone) {
+    if (threadIdx.x == 0) {
+      for (std::uint64_t* barrier : {&cluster.counted[0], &cluster.counted[1], &cluster.pushed})
+        ptx::mbarrier_init(barrier, 1);
+      ptx::mbarrier_init_fence();
+    }
+    ptx::cluster_arrive_relaxed();  // waited for before the first remote access
   }
-  ptx::cluster_arrive_relaxed();  // waited for before the first remote access
 
   const auto k = static_cast<std::uint32_t>(settings.k);
   const Survivors survivors{reinterpret_cast<float*>(dynamic),
@@ -89,22 +92,26 @@ __device__ void cluster_row(const SelectCall& call, const StreamSettings& settin
 #pragma unroll 1
   for (again = false;; again = true) {
     add_part(stream, vectors, part);
-    if (!again) ptx::cluster_wait();
-    const Everywhere counted(&cluster.counted[again]), counts(&cluster.counts[again][rank]);
-    if (threadIdx.x < blocks)
-      ptx::store_async_4(counts.in_block(threadIdx.x), stream.filled(),
-                         counted.in_block(threadIdx.x));
-    if (threadIdx.x == 0) ptx::mbarrier_arrive_expecting(&cluster.counted[again], 4 * blocks);
-    ptx::mbarrier_wait(&cluster.counted[again], 0);
-    const std::uint32_t count = block.lane < blocks ? cluster.counts[again][block.lane] : 0;
-    total = __reduce_add_sync(~0u, count);
-    before = __reduce_add_sync(~0u, block.lane < rank ? count : 0);
+    total = stream.filled();
+    if (!alone) {
+      if (!again) ptx::cluster_wait();
+      const Everywhere counted(&cluster.counted[again]), counts(&cluster.counts[again][rank]);
+      if (threadIdx.x < blocks)
+        ptx::store_async_4(counts.in_block(threadIdx.x), total, counted.in_block(threadIdx.x));
+      if (threadIdx.x == 0) ptx::mbarrier_arrive_expecting(&cluster.counted[again], 4 * blocks);
+      ptx::mbarrier_wait(&cluster.counted[again], 0);
+      const std::uint32_t count = block.lane < blocks ? cluster.counts[again][block.lane] : 0;
+      total = __reduce_add_sync(~0u, count);
+      before = __reduce_add_sync(~0u, block.lane < rank ? count : 0);
+    }
     if (total >= k || again) break;  // the same for all blocks
     stream.restart();
     threshold.least = no_score();
     stream.prefetch(vectors, part.begin, part.end);
   }
-  if (total <= Shape::kCapacity) {
+  if (alone) {
+    // All of them are here.
+  } else if (total <= Shape::kCapacity) {
     if (rank != 0) {
       __syncthreads();  // survivors are pushed by other threads than wrote them
       const std::uint32_t leader = Everywhere(survivors.scores).in_block(0),
