@@ -85,6 +85,8 @@ class Readme(unittest.TestCase):
         ms = lambda name: runs[name]["median_us"] / 1e3
         part = lambda name: f"{runs[name]['% of copy']:.0f} %"
         ratio = lambda a, b: f"{ms(a):.2f} ms / {ms(b):.2f} ms, {ms(b) / ms(a):.1f}×"
+        topk = lambda name: f"{runs['topk/auto/' + name]['median_us']:.1f} µs"
+        rows = "4096x131072/k2048/normal"
         worst, mqa = "worst_case/", "sparse_mqa/cuda_mma/prefill/"
         expected = [
             ratio(worst + "masked/packed", worst + "masked/equal_split"),
@@ -98,6 +100,10 @@ class Readme(unittest.TestCase):
             f"{ms(mqa + '128_heads/4096x32768/random'):.1f} ms / "
             f"{ms(mqa + '16_heads/4096x32768/random'):.1f} ms",
             f"{runs['indexer_scores/ragged/4096x32768']['TFLOP/s']:.0f}",
+            " / ".join(topk(shape) for shape in ("1x8192/k2048/normal", "1x131072/k2048/normal")),
+            " / ".join(topk(f"64x131072/k2048/{data}") for data in ("normal", "narrow", "ties")),
+            f"{runs['topk/auto/' + rows]['median_us']:.0f} µs, "
+            f"{runs['topk/auto/' + rows]['GB/s']:.0f} GB/s",
         ]
         section = README.split("## How fast on an H200")[1].split("## ")[0]
         self.assertEqual(re.findall(r"^\| .* \| ([\d.].*) \|$", section, re.M), expected)

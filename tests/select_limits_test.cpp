@@ -102,17 +102,17 @@ std::vector<SelectCase> candidates() {
   return cases;
 }
 
-/// Where selectors that stream a row sample it (topk/stream_select.cuh): some neighbours at a
-/// scattered place in each thread's part.
-std::vector<char> streamed_sample(std::int64_t len, std::uint32_t threads) {
-  const std::uint32_t neighbours = len >= kLong ? 8 : 4;
-  const std::uint64_t groups = static_cast<std::uint64_t>(len) / neighbours;
+/// Where selectors that stream a row of fp32 sample it (Sample in topk/stream_select.cuh): a chunk
+/// of 16 scores at a scattered place in each of 256 strata.
+std::vector<char> streamed_sample(std::int64_t len) {
+  constexpr std::uint64_t kStrata = 256, kChunk = 16;
+  const std::uint64_t chunks = static_cast<std::uint64_t>(len) / kChunk;
   std::vector<char> places(static_cast<std::size_t>(len), 0);
-  for (std::uint32_t t = 0; t < threads; ++t) {
-    const std::uint64_t begin = groups * t / threads, end = groups * (t + 1) / threads;
-    const std::uint64_t scattered = t * 2654435769u;  // in 32 bits
-    const std::uint64_t first = (begin + (scattered * (end - begin) >> 32)) * neighbours;
-    for (std::uint64_t i = first; begin < end && i < first + neighbours; ++i) places[i] = 1;
+  for (std::uint32_t stratum = 0; stratum < kStrata; ++stratum) {
+    const std::uint64_t begin = chunks * stratum / kStrata, end = chunks * (stratum + 1) / kStrata;
+    const std::uint64_t scattered = stratum * 2654435769u;  // in 32 bits
+    const std::uint64_t first = (begin + (scattered * (end - begin) >> 32)) * kChunk;
+    for (std::uint64_t i = first; begin < end && i < first + kChunk; ++i) places[i] = 1;
   }
   return places;
 }
@@ -154,11 +154,8 @@ std::vector<SelectCase> places() {
   }
   add("sectors_are_nan", kLong, 2048,
       formula([](std::uint32_t i) { return i / 8 % 32 == 0 ? kNan : normal(i); }));
-  for (const auto& [len, threads] : {std::pair<std::int64_t, std::uint32_t>{65536, 512},
-                                     {kLong, 512},
-                                     {kLong, 1024},
-                                     {300000, 1024}}) {
-    const auto seen = std::make_shared<const std::vector<char>>(streamed_sample(len, threads));
+  for (const std::int64_t len : {std::int64_t{65536}, kLong, std::int64_t{300000}}) {
+    const auto seen = std::make_shared<const std::vector<char>>(streamed_sample(len));
     const auto sampled = [=](float (*there)(std::uint32_t), float (*elsewhere)(std::uint32_t)) {
       return formula([=](std::uint32_t i) { return (*seen)[i] ? there(i) : elsewhere(i); });
     };

@@ -74,6 +74,12 @@ class TopkChoice(unittest.TestCase):
             source.write_text('{"context": {}, "benchmarks": []}')
             self.assertNotEqual(subprocess.run(script, capture_output=True).returncode, 0)
 
+    def test_the_table_is_the_recorded_one(self):
+        record_of_h200 = ROOT / "bench/results/h200/topk_gpu_bench.json"
+        script = [sys.executable, ROOT / "bench/topk_choice.py", record_of_h200]
+        written = subprocess.run(script, check=True, capture_output=True, text=True).stdout
+        self.assertEqual((ROOT / "topk/choice_table.h").read_text(), written)
+
 
 if __name__ == "__main__":
     unittest.main()

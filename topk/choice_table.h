@@ -1,4 +1,4 @@
-/// Written by bench/topk_choice.py: NVIDIA H200, commit 0ff5e4c, CUDA 13.0, 2026-11-30.
+/// Written by bench/topk_choice.py: NVIDIA H200, commit ad03e02, CUDA 13.0, 2026-11-30.
 #pragma once
 
 #include "topk/selectors.h"
