@@ -30,6 +30,7 @@ template <class Element>
 using ClusterShape = StreamShape<kClusterThreads, 16, 32 / RowVectors<Element>::kVector, 2>;
 inline constexpr int kClusterBytes = ClusterShape<topk::Float32>::kBytes;
 inline constexpr unsigned kMaxBlocks = 16;  // of a cluster: what the hardware can do
+
 /// What blocks of a cluster tell each other.
 struct ClusterShared {
   StreamShared stream;
@@ -39,7 +40,7 @@ struct ClusterShared {
 
 #if __CUDA_ARCH__ >= 900
 
-/// A block's address of something in every block's ClusterShared.
+/// Addresses, in the shared memory of every block of the cluster, of what lies at one place in it.
 class Everywhere {
  public:
   __device__ explicit Everywhere(const void* here) : here_(ptx::shared_address(here)) {}
@@ -145,9 +146,9 @@ __device__ void cluster_row(const SelectCall& call, const StreamSettings& settin
 #endif  // __CUDA_ARCH__ >= 900
 
 /// Blocks per row: the most that find an SM each and at least 8,192 scores; below that the exchange
-/// costs more than it saves. A cluster lies within one of the card's groups of 16 or 18 SMs: 132
-/// SMs hold 66 clusters of two and 32 of four, but of the larger ones fewer for sure than their
-/// SMs, and one cluster that has to wait for another doubles the time.
+/// costs more than it saves. A cluster lies within one of the card's groups of SMs: the 132 SMs of
+/// an H200 hold 66 clusters of two, but 30 of four, 15 of eight and 7 of sixteen, and one cluster
+/// that has to wait for another doubles the time.
 constexpr int cluster_size(std::int64_t rows, std::int64_t row_len, int num_sms) {
   constexpr std::int64_t kLeastPart = 8192;
   int blocks = 1;

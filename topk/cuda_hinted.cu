@@ -7,6 +7,10 @@
 // fewer of it pass than k of the row would send, or far more, the hints misled, and the sample
 // gives the threshold as it does without hints. Picks are those of any other selector whatever the
 // hints.
+//
+// On an H200 it is no faster than cuda_cluster (docs/kernels/select_stream.md): the gather waits
+// for two loads in turn, as long as a selection among the sample takes. It is taken only where it
+// is forced.
 #include <cstddef>
 #include <cstdint>
 #include <string>

@@ -1,13 +1,14 @@
 /// Selection from long rows in one reading: what the selectors "cuda_stream" (a block per row),
 /// "cuda_cluster" and "cuda_hinted" (a cluster of blocks per row) are made of.
 ///
-///   sample of the row, or hints ──▶ threshold (a score that some more than k are expected to
-///   reach) row (global) ──stream, score ≥ threshold──▶ survivors (shared memory, by ascending
-///   index) survivors ──select_in_block──▶ picks
+///   sample of the row, or hints ──▶ threshold
+///   row (global) ──stream, score ≥ threshold──▶ survivors (shared memory)
+///   survivors ──select_in_block──▶ picks
 ///
-/// A block streams its contiguous part of the row, a tile of T × 64 bytes at a time, the next
-/// tile's loads in flight; one block-wide sum per tile gives survivors their places, so that they
-/// lie in order of index whatever the timing.
+/// The threshold is a score that some more than k of the row are expected to reach. A block streams
+/// its contiguous part of the row, a tile of T × 64 or 128 bytes at a time, the next tile's loads
+/// in flight; one block-wide sum per tile gives survivors their places, so that they lie in order
+/// of index whatever the timing.
 ///
 /// No score can be lost. A full buffer is cut back to its k best, and from then on only scores
 /// above the worst of those get in (equal ones come later in the row and lose the tie). Fewer than
