@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "sparse_mla/select.h"
+#include "topk/choice.h"
 #include "topk/cub_topk.h"
 
 #include "bench/support/gpu.cuh"
@@ -186,6 +187,7 @@ Names entry_names() {
 
 void register_cases(const Case& c, const Names& names) {
   for (const std::string& entry : names.own) {
+    if (entry == "cuda_cta" && c.shape.len > topk::kMaxCtaRowLen) continue;  // cannot
     Case of_entry = c;
     of_entry.entry = entry;
     register_gpu_bench(of_entry.name(),

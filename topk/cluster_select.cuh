@@ -149,11 +149,13 @@ __device__ void cluster_row(const SelectCall& call, const StreamSettings& settin
 /// costs more than it saves. A cluster lies within one of the card's groups of SMs: the 132 SMs of
 /// an H200 hold 66 clusters of two, but 30 of four, 15 of eight and 7 of sixteen, and one cluster
 /// that has to wait for another doubles the time.
-constexpr int cluster_size(std::int64_t rows, std::int64_t row_len, int num_sms) {
+constexpr int cluster_size(std::int64_t rows, std::int64_t row_len, const Device& device) {
   constexpr std::int64_t kLeastPart = 8192;
+  constexpr int kEverywhere = 8;  // compute capability 9.0 is known to make clusters of sixteen
+  const int most = device.compute_capability == 90 ? static_cast<int>(kMaxBlocks) : kEverywhere;
   int blocks = 1;
-  while (blocks < static_cast<int>(kMaxBlocks) && 2 * blocks * kLeastPart <= row_len &&
-         2 * blocks * rows <= (blocks == 1 ? num_sms : num_sms * 10 / 11))
+  while (blocks < most && 2 * blocks * kLeastPart <= row_len &&
+         2 * blocks * rows <= (blocks == 1 ? device.num_sms : device.num_sms * 10 / 11))
     blocks *= 2;
   return blocks;
 }
@@ -165,8 +167,8 @@ void launch_clusters(Kernel* kernel, const SelectProblem& problem, const SelectC
   const StreamSettings settings{problem.k, problem.max_row_len,
                                 problem.order == SelectOrder::by_value};
   const std::int64_t rows = call.scores.num_rows;
-  const int blocks = cluster_size(rows, std::min(call.scores.row_len, problem.max_row_len),
-                                  current_device().num_sms);
+  const int blocks =
+      cluster_size(rows, std::min(call.scores.row_len, problem.max_row_len), current_device());
   constexpr int kBytes = kClusterBytes;
   allow_shared(kernel, kBytes);
   check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
