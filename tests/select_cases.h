@@ -76,6 +76,15 @@ inline void specials(std::span<float> row, std::int64_t r) {
     row[i] = bits(kWords[random_bits(19, static_cast<std::uint64_t>(r), i) % 16]);
 }
 
+/// The problem that a case brings, in the order that no selector minds.
+inline SelectProblem problem_of_case(const SelectCase& c) {
+  return {.max_rows = c.rows,
+          .max_row_len = c.row_len,
+          .k = c.k,
+          .score_type = c.type,
+          .hinted = c.hints != HintCase::none};
+}
+
 struct Combination {
   std::string entry;
   SelectCase problem;
@@ -99,12 +108,7 @@ class SelectCases : public testing::TestWithParam<Combination> {
   /// Runs the entry in each order that the case is small enough for, and compares.
   static void run_and_check(const Combination& c) {
     const SelectEntry& entry = selector(c.entry);
-    SelectProblem problem{.max_rows = c.problem.rows,
-                          .max_row_len = c.problem.row_len,
-                          .k = c.problem.k,
-                          .score_type = c.problem.type,
-                          .hinted = c.problem.hints != HintCase::none};
-    SPARSE_MLA_SKIP_UNUSABLE(entry, problem);
+    SelectProblem problem = problem_of_case(c.problem);
     SelectRun& run = run_of(c);
     std::vector<SelectOrder> orders{SelectOrder::unspecified};
     // The orders share the selection: big cases need not repeat it.
@@ -112,7 +116,7 @@ class SelectCases : public testing::TestWithParam<Combination> {
       orders.insert(orders.end(), {SelectOrder::by_index, SelectOrder::by_value});
     for (const SelectOrder order : orders) {
       problem.order = order;
-      if (!entry.why_not(problem).empty()) continue;
+      if (refuses(entry, problem)) continue;
       SCOPED_TRACE(testing::PrintToString(order));
       run.run(entry, order);
       run.check(order);
@@ -131,7 +135,8 @@ inline std::vector<Combination> combine(const std::vector<SelectCase>& cases) {
     const std::string id = c.name + "_" + std::to_string(c.row_len) + "_k" + std::to_string(c.k) +
                            (c.type == ScoreType::bf16 ? "_bf16_" : "_f32_") +
                            std::to_string(&c - cases.data());
-    for (const std::string& entry : tested_selectors()) all.push_back({entry, c, id});
+    for (const std::string& entry : selectors_serving(problem_of_case(c)))
+      all.push_back({entry, c, id});
   }
   return all;
 }

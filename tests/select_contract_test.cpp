@@ -29,16 +29,15 @@ using support::SelectRun;
 
 class SelectContract : public testing::TestWithParam<std::string> {
  protected:
-  void SetUp() override { SPARSE_MLA_SKIP_UNUSABLE(entry(), {}); }
   const SelectEntry& entry() const { return support::selector(GetParam()); }
 
   void run(const SelectCall& call, const SelectProblem& problem) const {
     support::run_selector(entry(), problem, call);
   }
 
-  /// Why the entry cannot take rows so long and so many picks; some are made for short rows.
-  std::string why_not(std::int64_t max_row_len, int k) const {
-    return entry().why_not({.max_rows = 1, .max_row_len = max_row_len, .k = k});
+  /// Whether the entry cannot take rows so long and so many picks; some are made for short rows.
+  bool refuses(std::int64_t max_row_len, int k) const {
+    return support::refuses(entry(), {.max_rows = 1, .max_row_len = max_row_len, .k = k});
   }
   bool on_device() const { return entry().backend == Backend::cuda; }
 
@@ -63,7 +62,7 @@ std::vector<std::int32_t> counting(std::int32_t first, std::int32_t count) {
 // Literal answers, so that the oracle is not the only witness.
 
 TEST_P(SelectContract, R03RampGivesItsLastIndices) {
-  if (const std::string reason = why_not(65536, 1024); !reason.empty()) GTEST_SKIP() << reason;
+  if (refuses(65536, 1024)) return;
   for (const std::uint32_t first : {0x3F800000u, 0x3805ED27u}) {
     std::vector<float> row(65536);
     for (std::uint32_t i = 0; i < 65536; ++i) row[i] = std::bit_cast<float>(first + i);
@@ -104,7 +103,7 @@ TEST_P(SelectContract, R28OrdersHoldForShortRowsToo) {
 // Repeatability.
 
 TEST_P(SelectContract, R09HundredLaunchesAreBitEqual) {
-  if (const std::string reason = why_not(131072, 2048); !reason.empty()) GTEST_SKIP() << reason;
+  if (refuses(131072, 2048)) return;
   // 8,192 equal maxima: which of them, and in which order, may not depend on the launch. On a
   // device each launch has a stream of its own.
   SelectRun run({.name = "equal_maxima",
@@ -148,7 +147,7 @@ TEST_P(SelectContract, WhatAnotherCallLeftInTheWorkspaceDoesNotShow) {
       {&ties, SelectOrder::by_value},       {&short_rows, SelectOrder::by_index},
       {&long_rows, SelectOrder::by_value},  {&short_rows, SelectOrder::by_value},
       {&short_rows, SelectOrder::by_index}, {&long_rows, SelectOrder::unspecified}};
-  std::erase_if(steps, [&](const Step& step) { return !entry().why_not(step.problem()).empty(); });
+  std::erase_if(steps, [&](const Step& step) { return support::refuses(entry(), step.problem()); });
   std::size_t bytes = 0;
   for (const Step& step : steps) bytes = std::max(bytes, entry().workspace_bytes(step.problem()));
   std::unique_ptr<GuardedWorkspace> on_host;
@@ -192,7 +191,7 @@ TEST_P(SelectContract, ThreadCountDoesNotShow) {
 }
 
 TEST_P(SelectContract, CallersOnSeveralThreadsWithTheirOwnWorkspaces) {
-  if (const std::string reason = why_not(20000, 600); !reason.empty()) GTEST_SKIP() << reason;
+  if (refuses(20000, 600)) return;
   std::vector<std::thread> callers;
   for (std::uint64_t t = 0; t < 4; ++t)
     callers.emplace_back([this, t] {
@@ -274,7 +273,7 @@ TEST_P(SelectContract, RandomCalls) {
       }
     };
     const auto order = static_cast<SelectOrder>(draw(0, 2));
-    if (!why_not(c.row_len, c.k).empty()) continue;
+    if (refuses(c.row_len, c.k)) continue;
     SCOPED_TRACE(testing::PrintToString(c) + " " + testing::PrintToString(order));
     SelectRun run(c);
     run.run(entry(), order);
@@ -286,7 +285,7 @@ TEST_P(SelectContract, RandomCalls) {
 // Shapes and addresses.
 
 TEST_P(SelectContract, R23ManyLongRows) {
-  if (const std::string reason = why_not(32768, 2048); !reason.empty()) GTEST_SKIP() << reason;
+  if (refuses(32768, 2048)) return;
   // Rows one element apart over one buffer, so that 8,192 × 32,768 scores fit a test. The slow
   // selectors take a sixteenth.
   const bool fast = GetParam().starts_with("cpu_threshold") || on_device();
@@ -393,7 +392,7 @@ TEST(SelectAddresses, R13OffsetsAre64Bit) {
 }
 
 TEST_P(SelectContract, ValuesAreOptionalAndProblemsMayBeLargerThanCalls) {
-  if (const std::string reason = why_not(70000, 100); !reason.empty()) GTEST_SKIP() << reason;
+  if (refuses(70000, 100)) return;
   SelectRun run({.name = "larger_problem",
                  .rows = 3,
                  .row_len = 5000,
@@ -640,6 +639,22 @@ TEST(SelectChoice, EveryEntryCanBeForcedAndTheReferenceComesLast) {
   }
 }
 
+// Who cannot serve a problem is not listed for its tests; a force says why.
+TEST(SelectChoice, WhoCannotServeIsRefused) {
+  const SelectProblem problems[] = {
+      {},
+      {.max_rows = 4, .max_row_len = 20000, .k = 2048},
+      {.max_rows = 4, .max_row_len = 20000, .k = 5000},
+      {.max_rows = 4, .max_row_len = 500, .k = 5, .order = SelectOrder::by_value},
+      {.max_rows = 4, .max_row_len = 500, .k = 5, .hinted = true}};
+  for (const std::string& name : support::tested_selectors())
+    for (const SelectProblem& problem : problems) {
+      const auto serving = support::selectors_serving(problem);
+      const bool listed = std::find(serving.begin(), serving.end(), name) != serving.end();
+      EXPECT_NE(support::refuses(support::selector(name), problem), listed) << name;
+    }
+}
+
 TEST(ThresholdTuning, SampleAndBuffersFitWhatTheyServe) {
   for (std::int64_t len = 1; len < 3000000; len = len * 5 / 4 + 1)
     for (std::int64_t k = 1; k < len; k = k * 3 / 2 + 1) {
@@ -662,7 +677,7 @@ TEST(ThresholdTuning, SampleAndBuffersFitWhatTheyServe) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Entries, SelectContract, testing::ValuesIn(support::tested_selectors()),
+INSTANTIATE_TEST_SUITE_P(Entries, SelectContract, testing::ValuesIn(support::selectors_serving({})),
                          [](const auto& p) { return p.param; });
 
 }  // namespace

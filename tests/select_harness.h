@@ -63,9 +63,29 @@ inline const SelectEntry& selector(const std::string& name) {
   throw std::invalid_argument("no selector " + name);
 }
 
-/// Skips the current test when the selector cannot run the problem on this machine.
-#define SPARSE_MLA_SKIP_UNUSABLE(entry, problem) \
-  if (const std::string reason = (entry).why_not(problem); !reason.empty()) GTEST_SKIP() << reason
+/// Those of them that serve a problem on this machine. Called when tests are listed: what cannot be
+/// served is no test.
+inline std::vector<std::string> selectors_serving(const SelectProblem& problem) {
+  std::vector<std::string> names = tested_selectors();
+  std::erase_if(names,
+                [&](const std::string& name) { return !selector(name).why_not(problem).empty(); });
+  return names;
+}
+
+/// Whether the selector cannot serve the problem; if so, a force has to be refused with its reason.
+inline bool refuses(const SelectEntry& entry, const SelectProblem& problem) {
+  const std::string reason = entry.why_not(problem);
+  if (reason.empty()) return false;
+  Dispatch dispatch;
+  dispatch.forced["select"] = entry.name;
+  try {
+    select_operation().choose(problem, dispatch);
+    ADD_FAILURE() << entry.name << " was taken in spite of: " << reason;
+  } catch (const std::invalid_argument& error) {
+    EXPECT_NE(std::string(error.what()).find(reason), std::string::npos) << error.what();
+  }
+  return true;
+}
 
 /// Exactly as many bytes as an entry asks for, aligned, filled with `fill`, with a guard behind.
 class GuardedWorkspace {

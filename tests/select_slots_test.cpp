@@ -145,11 +145,6 @@ INSTANTIATE_TEST_SUITE_P(Hints, SelectExtras, testing::ValuesIn(combine(hints())
 /// Contracts of slots and hints that are not a case's result.
 class SelectExtrasContract : public testing::TestWithParam<std::string> {
  protected:
-  void SetUp() override {
-    SPARSE_MLA_SKIP_UNUSABLE(
-        entry(),
-        (SelectProblem{.max_rows = kRows, .max_row_len = kLen, .k = kPicks, .hinted = true}));
-  }
   const SelectEntry& entry() const { return support::selector(GetParam()); }
   bool on_device() const { return entry().backend == Backend::cuda; }
 
@@ -168,8 +163,9 @@ SelectCase hinted_case(HintCase hints) {
 }
 
 TEST_P(SelectExtrasContract, HintedCallsAreRepeatable) {
-  SPARSE_MLA_SKIP_UNUSABLE(
-      entry(), (SelectProblem{.max_rows = 2, .max_row_len = 40000, .k = 2048, .hinted = true}));
+  if (support::refuses(
+          entry(), SelectProblem{.max_rows = 2, .max_row_len = 40000, .k = 2048, .hinted = true}))
+    return;
   for (const HintCase hints : {HintCase::exact, HintCase::garbage, HintCase::indices}) {
     SelectRun run(hinted_case(hints));
     std::vector<std::int32_t> first;
@@ -183,8 +179,10 @@ TEST_P(SelectExtrasContract, HintedCallsAreRepeatable) {
 }
 
 TEST_P(SelectExtrasContract, ADecodeStepTakesThePicksOfTheStepBefore) {
-  SPARSE_MLA_SKIP_UNUSABLE(
-      entry(), (SelectProblem{.max_rows = kRows, .max_row_len = 30004, .k = 512, .hinted = true}));
+  if (support::refuses(
+          entry(),
+          SelectProblem{.max_rows = kRows, .max_row_len = 30004, .k = 512, .hinted = true}))
+    return;
   // One buffer: the last step's picks in, this step's out.
   constexpr std::int64_t kSteps = 5;
   std::vector<float> scores(kRows * (30000 + kSteps));
@@ -370,7 +368,7 @@ TEST_P(SelectExtrasContract, BadArgumentsAreRefusedBeforeAnythingIsWritten) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Entries, SelectExtrasContract,
-                         testing::ValuesIn(support::tested_selectors()),
+                         testing::ValuesIn(support::selectors_serving({.hinted = true})),
                          [](const auto& p) { return p.param; });
 
 }  // namespace

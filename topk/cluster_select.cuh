@@ -18,6 +18,7 @@
 
 #include "kernels/common/ptx.cuh"
 #include "kernels/cuda/device.h"
+#include "topk/select_checks.h"
 #include "topk/stream_select.cuh"
 
 namespace sparse_mla::cuda {
@@ -160,10 +161,14 @@ constexpr int cluster_size(std::int64_t rows, std::int64_t row_len, const Device
   return blocks;
 }
 
-/// Launches a kernel (call, settings, blocks per row) with a cluster for each row.
+/// Entry::run over a kernel (call, settings, blocks per row) for each type of scores: a cluster for
+/// each row.
 template <class Kernel>
-void launch_clusters(Kernel* kernel, const SelectProblem& problem, const SelectCall& call,
-                     Stream stream) {
+void run_clusters(Kernel* of_f32, Kernel* of_bf16, const SelectProblem& problem,
+                  const SelectCall& call, Stream stream) {
+  topk::validate_shapes(problem, call);
+  if (call.scores.num_rows == 0) return;
+  Kernel* const kernel = problem.score_type == ScoreType::f32 ? of_f32 : of_bf16;
   const StreamSettings settings{problem.k, problem.max_row_len,
                                 problem.order == SelectOrder::by_value};
   const std::int64_t rows = call.scores.num_rows;
@@ -171,9 +176,11 @@ void launch_clusters(Kernel* kernel, const SelectProblem& problem, const SelectC
       cluster_size(rows, std::min(call.scores.row_len, problem.max_row_len), current_device());
   constexpr int kBytes = kClusterBytes;
   allow_shared(kernel, kBytes);
-  check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                             cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
-        "cudaFuncSetAttribute(NonPortableClusterSizeAllowed)");
+  constexpr int kPortable = 8;
+  if (blocks > kPortable)
+    check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                               cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+          "cudaFuncSetAttribute(NonPortableClusterSizeAllowed)");
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
@@ -189,17 +196,11 @@ void launch_clusters(Kernel* kernel, const SelectProblem& problem, const SelectC
 
 /// Entry::why_not of the selectors that use clusters.
 inline std::string why_no_clusters(const SelectProblem& problem) {
-  if (problem.k > max_streamed_k())
-    return "k: got " + std::to_string(problem.k) + ", expected at most " +
-           std::to_string(max_streamed_k()) + ", what a block keeps when its buffer is full";
   constexpr std::int64_t kMaxRows = 1 << 26;  // of 16 blocks
   if (problem.max_rows > kMaxRows)
     return "max_rows: got " + std::to_string(problem.max_rows) + ", expected at most " +
            std::to_string(kMaxRows);
-  const std::string reason = why_no_device(90);
-  if (!reason.empty()) return reason;
-  constexpr int kBytes = kClusterBytes + static_cast<int>(sizeof(ClusterShared));
-  return why_no_shared(kBytes);
+  return why_no_streams(problem, 90, kClusterBytes + static_cast<int>(sizeof(ClusterShared)));
 }
 
 }  // namespace sparse_mla::cuda

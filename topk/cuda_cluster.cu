@@ -37,17 +37,8 @@ __global__ void __launch_bounds__(kClusterThreads, 1)
 
 void run(const SelectProblem& problem, const SelectCall& call, std::span<std::byte>,
          Stream stream) {
-  topk::validate_shapes(problem, call);
-  if (call.scores.num_rows == 0) return;
-  if (problem.score_type == ScoreType::f32)
-    launch_clusters(cluster_kernel<topk::Float32>, problem, call, stream);
-  else
-    launch_clusters(cluster_kernel<topk::BFloat16>, problem, call, stream);
-}
-
-std::size_t workspace_bytes(const SelectProblem& problem) {
-  topk::validate(problem);
-  return 0;
+  run_clusters(cluster_kernel<topk::Float32>, cluster_kernel<topk::BFloat16>, problem, call,
+               stream);
 }
 
 }  // namespace
@@ -56,12 +47,11 @@ std::size_t workspace_bytes(const SelectProblem& problem) {
 namespace sparse_mla::topk {
 
 SelectEntry cuda_cluster_entry() {
-  static_assert(cuda::max_streamed_k() == kMaxStreamedPicks);
   return {"cuda_cluster",
           Backend::cuda,
           "a cluster per row over distributed shared memory",
           cuda::why_no_clusters,
-          cuda::workspace_bytes,
+          cuda::no_workspace,
           cuda::run,
           why_rather_not<Selector::cluster>};
 }

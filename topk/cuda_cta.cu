@@ -30,7 +30,7 @@ struct Shape {
   int threads, scores;
 };
 constexpr Shape kShapes[] = {{512, 8}, {512, 16}, {1024, 16}};
-constexpr std::int64_t max_row_len() { return 16384; }
+static_assert(std::int64_t{kShapes[2].threads} * kShapes[2].scores == topk::kMaxCtaRowLen);
 
 /// The block for rows of up to `row_len` scores. What a warp does once – sums, bounds – costs as
 /// much as its scores: 16 a thread. Two blocks of 512 threads share an SM.
@@ -114,10 +114,6 @@ __global__ void __launch_bounds__(T, 1024 / T)
 std::int64_t sorting_blocks(const SelectProblem& problem) {
   return std::min<std::int64_t>(problem.max_rows, 4 * current_device().num_sms);
 }
-std::int64_t sort_size(const SelectProblem& problem) {
-  return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(
-      std::min<std::int64_t>(problem.k, std::max<std::int64_t>(problem.max_row_len, 1)))));
-}
 std::uint64_t* carve(const SelectProblem& problem, WorkspaceCarver& carver) {
   const bool by_value = problem.order == SelectOrder::by_value;
   return carver.take<std::uint64_t>("select ranks",
@@ -148,7 +144,7 @@ void launch(const SelectProblem& problem, const SelectCall& call, std::span<std:
   const auto blocks = static_cast<unsigned>(grid);
   // Of a row with more than k scores.
   const auto shared_bytes = static_cast<std::size_t>(
-      sizeof(std::uint16_t) * std::min<std::int64_t>(problem.k, max_row_len()));
+      sizeof(std::uint16_t) * std::min<std::int64_t>(problem.k, topk::kMaxCtaRowLen));
   if (shape.threads == 512 && shape.scores == 8)
     cta_kernel<Element, 512, 8><<<blocks, 512, shared_bytes, stream>>>(call, settings);
   else if (shape.threads == 512)
@@ -169,9 +165,9 @@ void run(const SelectProblem& problem, const SelectCall& call, std::span<std::by
 }
 
 std::string why_not(const SelectProblem& problem) {
-  if (problem.max_row_len > max_row_len())
+  if (problem.max_row_len > topk::kMaxCtaRowLen)
     return "max_row_len: got " + std::to_string(problem.max_row_len) + ", expected at most " +
-           std::to_string(max_row_len()) + ", which one block holds in registers";
+           std::to_string(topk::kMaxCtaRowLen) + ", which one block holds in registers";
   return why_no_device();
 }
 
@@ -181,7 +177,6 @@ std::string why_not(const SelectProblem& problem) {
 namespace sparse_mla::topk {
 
 SelectEntry cuda_cta_entry() {
-  static_assert(cuda::max_row_len() == kMaxCtaRowLen);
   return {"cuda_cta",
           Backend::cuda,
           "a row in the registers of one block",

@@ -83,22 +83,12 @@ __global__ void __launch_bounds__(kClusterThreads, 1)
 
 void run(const SelectProblem& problem, const SelectCall& call, std::span<std::byte>,
          Stream stream) {
-  topk::validate_shapes(problem, call);
-  if (call.scores.num_rows == 0) return;
-  if (problem.score_type == ScoreType::f32)
-    launch_clusters(hinted_kernel<topk::Float32>, problem, call, stream);
-  else
-    launch_clusters(hinted_kernel<topk::BFloat16>, problem, call, stream);
+  run_clusters(hinted_kernel<topk::Float32>, hinted_kernel<topk::BFloat16>, problem, call, stream);
 }
 
 std::string why_not(const SelectProblem& problem) {
   if (!problem.hinted) return "hinted: got false, expected a problem whose calls bring hints";
   return why_no_clusters(problem);
-}
-
-std::size_t workspace_bytes(const SelectProblem& problem) {
-  topk::validate(problem);
-  return 0;
 }
 
 }  // namespace
@@ -112,7 +102,7 @@ SelectEntry cuda_hinted_entry() {
       Backend::cuda,
       "a cluster per row, its threshold from the last picks",
       cuda::why_not,
-      cuda::workspace_bytes,
+      cuda::no_workspace,
       cuda::run,
       [](const SelectProblem&) -> std::string { return "cuda_cluster is as fast without hints"; }};
 }

@@ -87,12 +87,6 @@ int threads_for(std::int64_t rows, std::int64_t row_len, int num_sms) {
 std::int64_t sorting_ctas(const SelectProblem& problem) {
   return std::min<std::int64_t>(problem.max_rows, 2 * current_device().num_sms);
 }
-/// Elements of the sort: a power of two.
-std::int64_t sort_size(const SelectProblem& problem) {
-  const auto count = static_cast<std::uint64_t>(
-      std::min<std::int64_t>(problem.k, std::max<std::int64_t>(problem.max_row_len, 1)));
-  return static_cast<std::int64_t>(std::bit_ceil(count));
-}
 bool sorts_in_workspace(const SelectProblem& problem) {
   return problem.order == SelectOrder::by_value && sort_size(problem) > capacity().ranks;
 }

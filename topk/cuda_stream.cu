@@ -89,18 +89,9 @@ void run(const SelectProblem& problem, const SelectCall& call, std::span<std::by
 }
 
 std::string why_not(const SelectProblem& problem) {
-  if (problem.k > max_streamed_k())
-    return "k: got " + std::to_string(problem.k) + ", expected at most " +
-           std::to_string(max_streamed_k()) + ", what a block keeps when its buffer is full";
-  const std::string reason = why_no_device();
-  if (!reason.empty()) return reason;
-  constexpr int kBytes = Shape::kBytes + static_cast<int>(sizeof(StreamShared));
-  return why_no_shared(kBytes);
-}
-
-std::size_t workspace_bytes(const SelectProblem& problem) {
-  topk::validate(problem);
-  return 0;
+  constexpr int kLeastCapability = 80;
+  return why_no_streams(problem, kLeastCapability,
+                        Shape::kBytes + static_cast<int>(sizeof(StreamShared)));
 }
 
 }  // namespace
@@ -109,12 +100,11 @@ std::size_t workspace_bytes(const SelectProblem& problem) {
 namespace sparse_mla::topk {
 
 SelectEntry cuda_stream_entry() {
-  static_assert(cuda::max_streamed_k() == kMaxStreamedPicks);
   return {"cuda_stream",
           Backend::cuda,
           "a block per row: one reading against a sampled threshold",
           cuda::why_not,
-          cuda::workspace_bytes,
+          cuda::no_workspace,
           cuda::run,
           why_rather_not<Selector::stream>};
 }

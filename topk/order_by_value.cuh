@@ -1,6 +1,8 @@
 /// Order of picks by descending score, one block per row.
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -8,6 +10,13 @@
 #include "topk/ordered_key.h"
 
 namespace sparse_mla::cuda {
+
+/// Ranks that order_by_value() needs for the longest row of a problem: a power of two.
+inline std::int64_t sort_size(const SelectProblem& problem) {
+  const auto count = static_cast<std::uint64_t>(
+      std::min<std::int64_t>(problem.k, std::max<std::int64_t>(problem.max_row_len, 1)));
+  return static_cast<std::int64_t>(std::bit_ceil(count));
+}
 
 /// Ascending bitonic sort of `size` (a power of two) ranks by one block; ends with a barrier.
 __device__ inline void sort_ranks(std::uint64_t* ranks, std::int64_t size) {

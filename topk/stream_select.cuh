@@ -22,11 +22,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "kernels/common/ptx.cuh"
+#include "kernels/cuda/device.h"
 #include "topk/block_select.cuh"
+#include "topk/choice.h"
 #include "topk/device_rows.cuh"
 #include "topk/order_by_value.cuh"
+#include "topk/select_checks.h"
 
 namespace sparse_mla::cuda {
 
@@ -43,8 +47,6 @@ struct StreamShape {
   static constexpr int kBytes = 8 * kCapacity + kTiles * kTileBytes;
   static_assert(V % 4 == 0 && (kTiles == 1 || kTiles == 2));
 };
-/// The largest k: a cut frees a third of the buffer at least.
-constexpr int max_streamed_k() { return 4096; }
 
 /// Sampled scores of each thread.
 inline constexpr int kSampled = 8;
@@ -570,6 +572,22 @@ __device__ void put_whole_row(const SelectCall& call, const StreamSettings& sett
     put_extras<Element>(writer, row.scores, row.len);
   }
   writer.pad(row.len, settings.k, static_cast<int>(threadIdx.x), Shape::kThreads);
+}
+
+/// Why a selector that streams cannot serve a problem, if its blocks need that compute capability
+/// and so much shared memory. A cut has to free a part of the buffer: a third of the smaller one.
+inline std::string why_no_streams(const SelectProblem& problem, int capability, int shared_bytes) {
+  if (problem.k > topk::kMaxStreamedPicks)
+    return "k: got " + std::to_string(problem.k) + ", expected at most " +
+           std::to_string(topk::kMaxStreamedPicks) + ", what a block keeps when its buffer is full";
+  const std::string reason = why_no_device(capability);
+  return reason.empty() ? why_no_shared(shared_bytes) : reason;
+}
+
+/// Entry::workspace_bytes of the selectors that stream.
+inline std::size_t no_workspace(const SelectProblem& problem) {
+  topk::validate(problem);
+  return 0;
 }
 
 }  // namespace sparse_mla::cuda
