@@ -61,12 +61,7 @@ Buffers carve(const SelectProblem& problem, WorkspaceCarver& carver) {
   return buffers;
 }
 
-std::size_t workspace_bytes(const SelectProblem& problem) {
-  topk::validate(problem);
-  WorkspaceCarver counter;
-  carve(problem, counter);
-  return counter.bytes();
-}
+std::size_t workspace_bytes(const SelectProblem& problem) { return carved_bytes(problem, carve); }
 
 struct WritePair {
   std::uint32_t* keys;
@@ -108,12 +103,8 @@ void launch(const SelectProblem& problem, const SelectCall& call, std::span<std:
 
 void run(const SelectProblem& problem, const SelectCall& call, std::span<std::byte> workspace,
          Stream stream) {
-  topk::validate_shapes(problem, call);
-  if (call.scores.num_rows == 0) return;
-  if (problem.score_type == ScoreType::f32)
-    launch<topk::Float32>(problem, call, workspace, stream);
-  else
-    launch<topk::BFloat16>(problem, call, workspace, stream);
+  run_for_type(problem, call,
+               [&]<class Element>(Element) { launch<Element>(problem, call, workspace, stream); });
 }
 
 std::string why_not(const SelectProblem& problem) {

@@ -401,12 +401,7 @@ std::uint64_t* carve(const SelectProblem& problem, WorkspaceCarver& carver) {
       "select ranks", sorts_in_workspace(problem) ? sorting_ctas(problem) * sort_size(problem) : 0);
 }
 
-std::size_t workspace_bytes(const SelectProblem& problem) {
-  topk::validate(problem);
-  WorkspaceCarver counter;
-  carve(problem, counter);
-  return counter.bytes();
-}
+std::size_t workspace_bytes(const SelectProblem& problem) { return carved_bytes(problem, carve); }
 
 template <class Element>
 void launch(const SelectProblem& problem, const SelectCall& call, std::span<std::byte> workspace,
@@ -439,12 +434,8 @@ void launch(const SelectProblem& problem, const SelectCall& call, std::span<std:
 
 void run(const SelectProblem& problem, const SelectCall& call, std::span<std::byte> workspace,
          Stream stream) {
-  topk::validate_shapes(problem, call);
-  if (call.scores.num_rows == 0) return;
-  if (problem.score_type == ScoreType::f32)
-    launch<topk::Float32>(problem, call, workspace, stream);
-  else
-    launch<topk::BFloat16>(problem, call, workspace, stream);
+  run_for_type(problem, call,
+               [&]<class Element>(Element) { launch<Element>(problem, call, workspace, stream); });
 }
 
 }  // namespace

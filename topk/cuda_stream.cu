@@ -80,12 +80,8 @@ void launch(const SelectProblem& problem, const SelectCall& call, Stream stream)
 
 void run(const SelectProblem& problem, const SelectCall& call, std::span<std::byte>,
          Stream stream) {
-  topk::validate_shapes(problem, call);
-  if (call.scores.num_rows == 0) return;
-  if (problem.score_type == ScoreType::f32)
-    launch<topk::Float32>(problem, call, stream);
-  else
-    launch<topk::BFloat16>(problem, call, stream);
+  run_for_type(problem, call,
+               [&]<class Element>(Element) { launch<Element>(problem, call, stream); });
 }
 
 std::string why_not(const SelectProblem& problem) {

@@ -6,7 +6,9 @@
 
 #include "kernels/common/request_pages.h"
 #include "sparse_mla/select.h"
+#include "sparse_mla/workspace.h"
 #include "topk/ordered_key.h"
+#include "topk/select_checks.h"
 
 namespace sparse_mla::cuda {
 
@@ -90,5 +92,26 @@ class PickWriter {
   std::int32_t* slots_ = nullptr;  // [k] or null
   RequestPages pages_;
 };
+
+/// Entry::workspace_bytes by the code that carves: carve(problem, carver).
+template <class Carve>
+std::size_t carved_bytes(const SelectProblem& problem, Carve carve) {
+  topk::validate(problem);
+  WorkspaceCarver counter;
+  carve(problem, counter);
+  return counter.bytes();
+}
+
+/// Entry::run: checks the call and, unless it has no rows, calls launch(element) with the element
+/// type of its scores.
+template <class Launch>
+void run_for_type(const SelectProblem& problem, const SelectCall& call, Launch launch) {
+  topk::validate_shapes(problem, call);
+  if (call.scores.num_rows == 0) return;
+  if (problem.score_type == ScoreType::f32)
+    launch(topk::Float32{});
+  else
+    launch(topk::BFloat16{});
+}
 
 }  // namespace sparse_mla::cuda
