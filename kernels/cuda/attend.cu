@@ -8,11 +8,13 @@
 
 #include "kernels/common/attend_checks.h"
 #include "kernels/cuda/alignment.h"
+#include "kernels/cuda/attend_launch.cuh"
 #include "kernels/cuda/attend_mma.cuh"
 #include "kernels/cuda/attend_plan.cuh"
 #include "kernels/cuda/attend_rows.cuh"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/entries.h"
+#include "kernels/sm90/entries.h"
 #include "sparse_mla/workspace.h"
 
 namespace sparse_mla::cuda {
@@ -33,13 +35,13 @@ bool has_widths(const AttendProblem& problem) {
   return has_widths(problem, Shape::kNope, Shape::kRope, Shape::kValue);
 }
 
-/// (tile, piece, head) partials of cut tiles. 0 where no member can have the keys for two pieces.
+}  // namespace
+
 std::int64_t max_parts(const AttendProblem& problem) {
   if (problem.max_key_rows < 2 * least_piece_blocks() * key_block() - key_block() + 1) return 0;
   return std::int64_t{half_parts_per_cta()} * ctas_per_sm() * current_device().num_sms / 2;
 }
 
-/// The plan's buffers, counted and carved by the same code.
 AttendPlan carve_plan(WorkspaceCarver& carver, const AttendProblem& problem, int tile_rows,
                       std::int64_t parts) {
   AttendPlan plan;
@@ -78,7 +80,6 @@ AttendArguments arguments_of(const AttendProblem& problem, const AttendCall& cal
   return args;
 }
 
-/// True when there is something to launch.
 bool check_call(const AttendProblem& problem, const AttendCall& call) {
   check_shapes(problem, call);
   if (call.members.empty() || problem.max_query_tokens == 0 || call.q.extent(1) == 0) return false;
@@ -86,13 +87,28 @@ bool check_call(const AttendProblem& problem, const AttendCall& call) {
   return true;
 }
 
-/// CTAs that are worth starting: tiles ≤ rows / tile_rows + members, and parts.
 int grid_size(const AttendProblem& problem, const AttendArguments& args, const AttendPlan& plan) {
+  // Tiles ≤ rows / tile_rows + members, and parts.
   const std::int64_t tiles = problem.max_query_tokens / plan.tile_rows +
                              std::min<std::int64_t>(args.num_members, problem.max_query_tokens) +
                              plan.max_slots;
   return static_cast<int>(std::min<std::int64_t>(plan.num_ctas, tiles * args.num_heads));
 }
+
+void launch_plan(const AttendArguments& args, const AttendPlan& plan, Stream stream) {
+  plan_attend_kernel<kPlanThreads><<<1, kPlanThreads, 0, stream>>>(args, plan);
+  check_launch("plan_attend_kernel");
+}
+
+void launch_join(const AttendArguments& args, const AttendPlan& plan, Stream stream) {
+  if (plan.max_slots == 0) return;
+  const auto kernel = args.v.extent(2) == 128 ? join_pieces_kernel<kJoinThreads, 128>
+                                              : join_pieces_kernel<kJoinThreads, 256>;
+  kernel<<<current_device().num_sms * 4, kJoinThreads, 0, stream>>>(args, plan);
+  check_launch("join_pieces_kernel");
+}
+
+namespace {
 
 template <class Shape, bool kMasked, bool kTwoTerm>
 void launch_mma(const AttendProblem& problem, const AttendArguments& args, const AttendPlan& plan,
@@ -101,15 +117,11 @@ void launch_mma(const AttendProblem& problem, const AttendArguments& args, const
   allow_shared(kernel, Shape::kSharedBytes);
   const bool vector_loads = aligned_rows(args.q, 16) && aligned_rows(args.k_nope, 16) &&
                             aligned_rows(args.k_pe, 16) && aligned_rows(args.v, 16);
-  plan_attend_kernel<kPlanThreads><<<1, kPlanThreads, 0, stream>>>(args, plan);
-  check_launch("plan_attend_kernel");
+  launch_plan(args, plan, stream);
   kernel<<<grid_size(problem, args, plan), Shape::kThreads, Shape::kSharedBytes, stream>>>(
       args, plan, vector_loads, aligned_rows(args.out, 16));
   check_launch("attend_mma_kernel");
-  if (plan.max_slots == 0) return;
-  join_pieces_kernel<kJoinThreads, Shape::kValue>
-      <<<current_device().num_sms * 4, kJoinThreads, 0, stream>>>(args, plan);
-  check_launch("join_pieces_kernel");
+  launch_join(args, plan, stream);
 }
 
 template <class Shape>
@@ -144,7 +156,9 @@ std::string why_not_mma(const AttendProblem& problem) {
   return "";
 }
 
-std::size_t mma_bytes(const AttendProblem& problem) {
+}  // namespace
+
+std::size_t attend_mma_bytes(const AttendProblem& problem) {
   WorkspaceCarver carver;
   carve_plan(carver, problem,
              has_widths<Glm5Shape>(problem) ? Glm5Shape::kRows : DeepSeekShape::kRows,
@@ -152,14 +166,16 @@ std::size_t mma_bytes(const AttendProblem& problem) {
   return carver.bytes();
 }
 
-void run_mma(const AttendProblem& problem, const AttendCall& call, std::span<std::byte> workspace,
-             Stream stream) {
+void run_attend_mma(const AttendProblem& problem, const AttendCall& call,
+                    std::span<std::byte> workspace, Stream stream) {
   if (!check_call(problem, call)) return;
   if (has_widths<Glm5Shape>(problem))
     run_shape<Glm5Shape>(problem, call, workspace, stream);
   else
     run_shape<DeepSeekShape>(problem, call, workspace, stream);
 }
+
+namespace {
 
 std::string why_not_rows(const AttendProblem& problem) {
   if (std::string reason = why_no_device(80); !reason.empty()) return reason;
@@ -184,8 +200,7 @@ void run_rows(const AttendProblem& problem, const AttendCall& call, std::span<st
   plan.num_ctas = rows_kernel_ctas_per_sm() * current_device().num_sms;
   const auto shared_bytes = static_cast<int>(rows_kernel_shared_bytes(problem));
   allow_shared(attend_rows_kernel, current_device().max_shared_bytes - rows_kernel_static_bytes());
-  plan_attend_kernel<kPlanThreads><<<1, kPlanThreads, 0, stream>>>(args, plan);
-  check_launch("plan_attend_kernel");
+  launch_plan(args, plan, stream);
   attend_rows_kernel<<<grid_size(problem, args, plan), rows_kernel_threads(), shared_bytes,
                        stream>>>(args, plan, problem.qk_nope_head_dim, problem.qk_rope_head_dim,
                                  problem.v_head_dim);
@@ -195,8 +210,9 @@ void run_rows(const AttendProblem& problem, const AttendCall& call, std::span<st
 }  // namespace
 
 std::vector<Entry<AttendProblem, AttendCall>> attend_entries() {
-  return {{"cuda_mma", Backend::cuda, "mma.sync tiles, online softmax, empty mask tiles skipped",
-           why_not_mma, mma_bytes, run_mma},
+  return {sm90::masked_mha_entry(),
+          {"cuda_mma", Backend::cuda, "mma.sync tiles, online softmax, empty mask tiles skipped",
+           why_not_mma, attend_mma_bytes, run_attend_mma},
           {"cuda_rows", Backend::cuda, "fp32, a query row at a time, any widths", why_not_rows,
            rows_bytes, run_rows}};
 }

@@ -32,7 +32,8 @@ struct AttendArguments {
   bool causal = false;
 };
 
-/// Keys that a CTA attends at a time; pieces of a member's keys are whole blocks.
+/// Keys that a CTA of the portable kernels attends at a time; pieces of a member's keys are whole
+/// blocks.
 SPARSE_MLA_HOST_DEVICE constexpr int key_block() { return 64; }
 /// Blocks below which a tile's keys are not cut: a piece's prologue and its partial (written, read
 /// and merged) cost about one block's time.
@@ -41,10 +42,13 @@ SPARSE_MLA_HOST_DEVICE constexpr int least_piece_blocks() { return 8; }
 /// small pieces that fill up behind it, and room for tiles of few rows, which store as much as
 /// others.
 SPARSE_MLA_HOST_DEVICE constexpr int half_parts_per_cta() { return 5; }
+/// Time per block of keys of a tile of few rows (few_rows()), in sixteenths of a full tile's.
+SPARSE_MLA_HOST_DEVICE constexpr int few_rows_cost() { return 4; }
 /// A query tile's time per block of keys, in sixteenths of a full tile's. Fewer rows save
 /// arithmetic but no copies and no latency.
-SPARSE_MLA_HOST_DEVICE constexpr int block_cost(int rows, int tile_rows, int few_rows) {
-  if (rows <= few_rows) return 4;
+SPARSE_MLA_HOST_DEVICE constexpr int block_cost(int rows, int tile_rows, int few_rows,
+                                                int few_cost) {
+  if (rows <= few_rows) return few_cost;
   return rows >= tile_rows ? 16 : 8 + 8 * rows / tile_rows;
 }
 /// Time of a work item beside its blocks (its queries in, its result out), the same unit.
@@ -97,6 +101,9 @@ struct AttendPlan {
   std::int32_t tile_rows = 0;
   std::int32_t few_rows = 0;  ///< rows up to which a tile is attended the cheap way; 0: none is
   std::int32_t num_ctas = 0;  ///< that are resident together
+  std::int32_t key_block = cuda::key_block();
+  std::int32_t least_piece_blocks = cuda::least_piece_blocks();
+  std::int32_t few_cost = few_rows_cost();
 };
 
 /// Keys, from the member's first, that query rows [0, row_end) of the member can see.
@@ -111,15 +118,17 @@ __device__ inline std::int32_t visible_keys(const AttendArguments& args, const C
 struct KeyRange {
   std::int32_t begin, end;
 };
+/// `kBlock`: the plan's key_block.
+template <int kBlock = key_block()>
 __device__ inline KeyRange piece_keys(const AttendArguments& args, const ChunkMember& member,
                                       std::int32_t row_end, const AttendItem& item) {
   const std::int32_t keys = visible_keys(args, member, row_end);
   // In 32 bits: kernels at the register limit spill around a call of the 64-bit division.
-  const unsigned blocks = (static_cast<unsigned>(keys) + key_block() - 1) / key_block();
+  const unsigned blocks = (static_cast<unsigned>(keys) + kBlock - 1) / kBlock;
   const unsigned pieces = item.num_pieces, quotient = blocks / pieces, rest = blocks % pieces;
   const auto key_of = [&](unsigned piece) {  // blocks · piece / pieces, in keys
-    return static_cast<std::int32_t>(min(
-        std::int64_t{quotient * piece + rest * piece / pieces} * key_block(), std::int64_t{keys}));
+    return static_cast<std::int32_t>(
+        min(std::int64_t{quotient * piece + rest * piece / pieces} * kBlock, std::int64_t{keys}));
   };
   return {member.first_key + key_of(item.piece), member.first_key + key_of(item.piece + 1u)};
 }
@@ -152,9 +161,9 @@ __device__ inline TileClass tile_class(const AttendArguments& args, const Attend
   tiles.tiles = last ? (rest > 0 ? 1 : 0) : query_len / plan.tile_rows;
   const int rows = last ? rest : plan.tile_rows;
   tiles.blocks =
-      (visible_keys(args, member, last ? query_len : query_len - rest) + key_block() - 1) /
-      key_block();
-  tiles.cost = block_cost(rows, plan.tile_rows, plan.few_rows);
+      (visible_keys(args, member, last ? query_len : query_len - rest) + plan.key_block - 1) /
+      plan.key_block;
+  tiles.cost = block_cost(rows, plan.tile_rows, plan.few_rows, plan.few_cost);
   tiles.few = rows <= plan.few_rows;
   return tiles;
 }
@@ -164,12 +173,12 @@ __device__ inline TileClass tile_class(const AttendArguments& args, const Attend
 struct CutLengths {
   std::uint32_t round = 0;  ///< 0: no cuts
   std::uint32_t small = 0;
+  std::uint32_t least_blocks = 1;
   /// Pieces of a tile.
   __device__ int pieces(std::uint32_t blocks, std::uint32_t cost, bool few) const {
     if (round == 0) return 1;
     const std::uint32_t length = few ? small : round, total = blocks * cost;
-    return static_cast<int>(
-        max(1u, min((total + length - 1) / length, blocks / least_piece_blocks())));
+    return static_cast<int>(max(1u, min((total + length - 1) / length, blocks / least_blocks)));
   }
 };
 
@@ -214,8 +223,8 @@ __global__ void __launch_bounds__(kThreads)
     if (tiles.tiles == 0) continue;
     // First and last tile averaged.
     const std::uint32_t first_blocks =
-        (visible_keys(args, member, min(tiles.row + rows, member.query_len)) + key_block() - 1) /
-        key_block();
+        (visible_keys(args, member, min(tiles.row + rows, member.query_len)) + plan.key_block - 1) /
+        plan.key_block;
     atomicAdd(&load,
               ((static_cast<unsigned long long>(tiles.blocks) + first_blocks) * tiles.cost / 2 +
                item_cost()) *
@@ -243,6 +252,7 @@ __global__ void __launch_bounds__(kThreads)
     const auto lengths_of = [&](int number) {
       const unsigned long long r = number / (kSteps * kSmall) + 1, step = number / kSmall % kSteps;
       CutLengths cut;
+      cut.least_blocks = plan.least_piece_blocks;
       cut.round = static_cast<std::uint32_t>(max(1ull, share * (16 + step) / (16 * r)));
       const int part = number % kSmall;  // T / 16, T / 4, T / 2, T
       cut.small = max(1u, static_cast<std::uint32_t>(share / (part == 0 ? 16 : 8 >> part)));

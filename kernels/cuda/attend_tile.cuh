@@ -148,6 +148,15 @@ struct KeyWalk {
     ptx::cp_async_commit();
     return static_cast<int>(__reduce_min_sync(~0u, static_cast<unsigned>(nearest)));
   }
+
+  /// After next() returned a key below `end`: the lists, a bit each, that visit keys from it up to
+  /// `end`.
+  __device__ unsigned visitors(const AttendArguments& args, int end) const {
+    if (every_key) return ~0u;
+    const int lane = threadIdx.x % 32;
+    return __ballot_sync(~0u,
+                         left[lane] > 0 && std::int64_t{tile[lane]} * args.mask_tile.keys < end);
+  }
 };
 
 /// The words that hold a row's mask bits of one block of keys, on their way from memory.

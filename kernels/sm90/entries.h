@@ -1,0 +1,12 @@
+/// The entries for compute capability 9.0. They stand in front of the portable CUDA entries of
+/// their operation.
+#pragma once
+
+#include "sparse_mla/attention.h"
+#include "sparse_mla/operation.h"
+
+namespace sparse_mla::sm90 {
+
+Entry<AttendProblem, AttendCall> masked_mha_entry();
+
+}  // namespace sparse_mla::sm90

@@ -1,0 +1,600 @@
+/// `attend` on Hopper's warpgroup products: MHA of 128 query rows × one head per work item, 128
+/// keys at a time. (The schedule inside a warpgroup is FlashAttention-3's: Shah et al., 2024.)
+#pragma once
+
+#include <cfloat>
+#include <cstdint>
+
+#include <cuda.h>
+
+#include "kernels/cuda/attend_plan.cuh"
+#include "kernels/cuda/attend_tile.cuh"
+#include "kernels/sm90/wgmma.cuh"
+
+namespace sparse_mla::sm90 {
+
+using cuda::AttendArguments;
+using cuda::AttendPlan;
+using cuda::AttendWork;
+using cuda::KeyRange;
+
+/// Widths of DeepSeek-V3.2 and the tile that follows from them.
+struct MhaShape {
+  static constexpr int kNope = 128, kRope = 64, kQk = kNope + kRope, kValue = 128;
+  /// Warpgroups that compute, 64 query rows each (the rows of one wgmma). Two of them: 64 sums of
+  /// the output, 64 scores and 32 registers of weights per thread leave no room for a third.
+  static constexpr int kGroups = 2, kGroupRows = 64, kRows = kGroups * kGroupRows;
+  /// 128 keys: with 64, the 64 rows of Q that every wgmma reads again would keep shared memory busy
+  /// for as long as the products take.
+  static constexpr int kKeys = 128;
+  /// Blocks of K and of V that are on their way or in use.
+  static constexpr int kStages = 2;
+  static constexpr int kGroupThreads = 128, kThreads = (1 + kGroups) * kGroupThreads;
+  /// Registers per thread: 24 · 128 + 240 · 256 = 64,512 of 65,536.
+  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+  // Shared memory, bytes: slabs of 64 columns, 128 rows of 128 bytes each, swizzled.
+  static constexpr int kSlabColumns = 64, kSlabBytes = 128 * 128;
+  static constexpr int kQueryBytes = kQk / kSlabColumns * kSlabBytes;
+  static constexpr int kKeyBytes = kQk / kSlabColumns * kSlabBytes;
+  static constexpr int kValueBytes = kValue / kSlabColumns * kSlabBytes;
+  /// A slab starts at a multiple of the swizzle's 1,024 bytes; so much may be lost before the
+  /// first.
+  static constexpr int kAlignment = 1024;
+  static constexpr int kSharedBytes =
+      kQueryBytes + kStages * (kKeyBytes + kValueBytes) + kAlignment;
+  static_assert(kRows == 128 && kKeys == 128, "a slab is 128 rows");
+};
+
+struct MhaMaps {
+  CUtensorMap q, k_nope, k_pe, v;
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/// A work item on its way from the producer to the consumers.
+struct MhaItem {
+  AttendWork work;
+  ChunkMember member;
+  MaskMember mask;  // mode masked only
+  KeyRange keys;
+  bool has_blocks;  // of keys; else its rows see nothing
+  bool none;        // there is no more work
+};
+/// Block of 128 keys in a stage.
+struct MhaBlock {
+  std::int32_t key;      // the first, request-local
+  std::uint32_t groups;  // bit g: warpgroup g attends it; at least one does
+  bool last;             // of the work item
+};
+/// Phases of a stage are counted by the uses of all stages before.
+struct StageUse {
+  std::uint32_t use;
+  __device__ int stage() const { return static_cast<int>(use % MhaShape::kStages); }
+  __device__ std::uint32_t parity() const { return use / MhaShape::kStages % 2; }
+};
+
+/// Everything in shared memory but the tiles.
+struct MhaShared {
+  // "full": the producer's arrival and the bytes of the copies; "empty": every consumer warp's.
+  std::uint64_t full_q, empty_q;
+  std::uint64_t full_k[MhaShape::kStages], empty_k[MhaShape::kStages];
+  std::uint64_t full_v[MhaShape::kStages], empty_v[MhaShape::kStages];
+  MhaItem items[2];
+  MhaBlock blocks[MhaShape::kStages];
+  cuda::KeyWalk walk;  // the producer's
+};
+
+/// Request-local end of the keys that a query row of the member can see, masks aside.
+__device__ inline int visible_end(const AttendArguments& args, const ChunkMember& member,
+                                  const KeyRange& keys, int row) {
+  if (!args.causal) return keys.end;
+  return static_cast<int>(min(std::int64_t{keys.end}, std::int64_t{member.context_len} + row + 1));
+}
+
+/// Where the tiles lie: shared-memory addresses.
+struct MhaTiles {
+  std::uint32_t q;
+  __device__ std::uint32_t k(int stage) const {
+    return q + MhaShape::kQueryBytes + stage * MhaShape::kKeyBytes;
+  }
+  __device__ std::uint32_t v(int stage) const {
+    return q + MhaShape::kQueryBytes + MhaShape::kStages * MhaShape::kKeyBytes +
+           stage * MhaShape::kValueBytes;
+  }
+};
+
+/// The producer warp: takes work, walks its key blocks, starts all copies. K of a block is asked
+/// for before V of the block in front of it, in the order in which they are needed.
+template <bool kMasked>
+__device__ __forceinline__ void produce(const MhaMaps& maps, const AttendArguments& args,
+                                        const AttendPlan& plan, MhaShared& shared,
+                                        const MhaTiles& tiles) {
+  using Shape = MhaShape;
+  constexpr int kSlabs = Shape::kSlabBytes, kColumns = Shape::kSlabColumns;
+  const int lane = threadIdx.x % 32;
+  StageUse block{0};
+  for (std::uint32_t count = 0;; ++count) {
+    MhaItem& item = shared.items[count % 2];
+    AttendWork work = {};
+    const bool any = cuda::next_work(plan, args.num_heads, work);
+    // The item before this one has read its Q, so that the one before that is done with its slot.
+    ptx::mbarrier_wait(&shared.empty_q, count % 2 ^ 1);
+    if (lane == 0) {
+      item.none = !any;
+      if (any) {
+        item.work = work;
+        item.member = args.members[work.item.member];
+        if constexpr (kMasked) item.mask = args.mask_members[work.item.member];
+        item.keys = cuda::piece_keys<Shape::kKeys>(
+            args, item.member, min(work.item.row + Shape::kRows, item.member.query_len), work.item);
+      }
+    }
+    __syncwarp();
+    if (!any) {
+      if (lane == 0) ptx::mbarrier_arrive(&shared.full_q);
+      return;
+    }
+    const int key_end = item.keys.end;
+    const int row = work.item.row;
+    const int row_end = min(row + Shape::kRows, item.member.query_len);
+    int key = item.keys.begin;
+    [[maybe_unused]] unsigned lists[Shape::kGroups] = {};  // of the mask, that a group's rows touch
+    if constexpr (kMasked)
+      if (key < key_end) {
+        shared.walk.start(args, item.mask, row, row_end, key);
+        const int first = row / args.mask_tile.queries;
+#pragma unroll
+        for (int g = 0; g < Shape::kGroups; ++g) {
+          const int begin = row + g * Shape::kGroupRows;
+          const int end = min(begin + Shape::kGroupRows, row_end);
+          if (begin >= end) continue;
+          const int low = begin / args.mask_tile.queries - first;
+          const int high = (end - 1) / args.mask_tile.queries - first;
+          lists[g] = low > 31 ? 1u : (high >= 31 ? ~0u : (2u << high) - 1) & ~0u << low;
+        }
+        key = shared.walk.next(args, key);
+      }
+    // The groups that attend the block at `key`.
+    const auto groups_at = [&](int key) {
+      std::uint32_t groups = 0;
+      [[maybe_unused]] unsigned visitors = 0;
+      if constexpr (kMasked) visitors = shared.walk.visitors(args, key + Shape::kKeys);
+#pragma unroll
+      for (int g = 0; g < Shape::kGroups; ++g) {
+        const int begin = row + g * Shape::kGroupRows;
+        const int end = min(begin + Shape::kGroupRows, row_end);
+        const bool sees =
+            kMasked ? (visitors & lists[g]) != 0
+                    : begin < end && key < visible_end(args, item.member, item.keys, end - 1);
+        groups |= sees ? 1u << g : 0u;
+      }
+      return groups;
+    };
+    if (lane == 0) {
+      item.has_blocks = key < key_end;
+      if (key < key_end) {
+        ptx::mbarrier_arrive_expecting(&shared.full_q, Shape::kQueryBytes);
+#pragma unroll
+        for (int slab = 0; slab < Shape::kQk / kColumns; ++slab)
+          ptx::copy_box_3d(tiles.q + slab * kSlabs, &maps.q, &shared.full_q, slab * kColumns,
+                           work.head, item.member.query_start + row);
+      } else {
+        ptx::mbarrier_arrive(&shared.full_q);
+      }
+    }
+    if (key >= key_end) continue;
+
+    const int key_row = item.member.key_row - item.member.first_key;  // row of K and V of key 0
+    const auto copy_values = [&](const StageUse& use, int key) {
+      const int stage = use.stage();
+      ptx::mbarrier_wait(&shared.empty_v[stage], use.parity() ^ 1);
+      if (lane == 0) {
+        ptx::mbarrier_arrive_expecting(&shared.full_v[stage], Shape::kValueBytes);
+#pragma unroll
+        for (int slab = 0; slab < Shape::kValue / kColumns; ++slab)
+          ptx::copy_box_3d(tiles.v(stage) + slab * kSlabs, &maps.v, &shared.full_v[stage],
+                           slab * kColumns, work.head, key_row + key);
+      }
+    };
+    int before = -1;  // the block whose V is still to be copied
+    while (key < key_end) {
+      const std::uint32_t groups = groups_at(key);
+      int following = key + Shape::kKeys;
+      if constexpr (kMasked) {
+        ptx::cp_async_wait<0>();
+        __syncwarp();
+        following = shared.walk.next(args, following);
+      }
+      const int stage = block.stage();
+      ptx::mbarrier_wait(&shared.empty_k[stage], block.parity() ^ 1);
+      if (lane == 0) {
+        shared.blocks[stage] = {key, groups, following >= key_end};
+        ptx::mbarrier_arrive_expecting(&shared.full_k[stage], Shape::kKeyBytes);
+#pragma unroll
+        for (int slab = 0; slab < Shape::kNope / kColumns; ++slab)
+          ptx::copy_box_3d(tiles.k(stage) + slab * kSlabs, &maps.k_nope, &shared.full_k[stage],
+                           slab * kColumns, work.head, key_row + key);
+#pragma unroll
+        for (int slab = 0; slab < Shape::kRope / kColumns; ++slab)
+          ptx::copy_box_2d(tiles.k(stage) + (Shape::kNope / kColumns + slab) * kSlabs, &maps.k_pe,
+                           &shared.full_k[stage], slab * kColumns, key_row + key);
+      }
+      if (before >= 0) copy_values({block.use - 1}, before);
+      before = key;
+      key = following;
+      ++block.use;
+    }
+    copy_values({block.use - 1}, before);
+    if constexpr (kMasked) ptx::cp_async_wait<0>();
+  }
+}
+
+/// What a thread knows of its rows g and g + 8 of its warp's sixteen.
+struct RowSums {
+  float maximum[2];  // of the logits so far, times log2 e; finite from the start
+  float sum[2];      // the thread's share of the weights' sum
+};
+
+/// S = Q · Kᵀ for a warpgroup's 64 rows, started.
+__device__ __forceinline__ void start_scores(float (&score)[64], std::uint64_t q, std::uint64_t k) {
+#pragma unroll
+  for (int s = 0; s < MhaShape::kQk / 16; ++s) {
+    const int bytes = s / 4 * MhaShape::kSlabBytes + s % 4 * 32;
+    if (s == 0)
+      ptx::wgmma_m64n128k16<false>(score, ptx::advance(q, bytes), ptx::advance(k, bytes));
+    else
+      ptx::wgmma_m64n128k16<true>(score, ptx::advance(q, bytes), ptx::advance(k, bytes));
+  }
+  ptx::wgmma_commit();
+}
+/// O += P · V, started.
+__device__ __forceinline__ void start_output(float (&out)[64], const std::uint32_t (&weights)[32],
+                                             std::uint64_t v) {
+#pragma unroll
+  for (int s = 0; s < MhaShape::kKeys / 16; ++s)
+    ptx::wgmma_m64n128k16_n_major(out, weights[4 * s], weights[4 * s + 1], weights[4 * s + 2],
+                                  weights[4 * s + 3], ptx::advance(v, s * 16 * 128));
+  ptx::wgmma_commit();
+}
+
+/// Scores become weights; `factor`: what the sums so far are to be multiplied with.
+__device__ __forceinline__ void weigh(float (&score)[64], RowSums& rows, float scale,
+                                      float (&factor)[2]) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float top = score[2 * h];
+#pragma unroll
+    for (int n = 0; n < 16; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) top = fmaxf(top, score[4 * n + 2 * h + i]);
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+    const float maximum = fmaxf(rows.maximum[h], top * scale);
+    factor[h] = ptx::ex2(rows.maximum[h] - maximum);
+    rows.maximum[h] = maximum;
+    float sum[2] = {};
+#pragma unroll
+    for (int n = 0; n < 16; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float& x = score[4 * n + 2 * h + i];
+        x = ptx::ex2(fmaf(x, scale, -maximum));
+        sum[i] += x;
+      }
+    rows.sum[h] = fmaf(rows.sum[h], factor[h], sum[0] + sum[1]);
+  }
+}
+__device__ __forceinline__ void rescale(float (&out)[64], const float (&factor)[2]) {
+  if (!__any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f)) return;
+#pragma unroll
+  for (int i = 0; i < 64; ++i) out[i] *= factor[i / 2 % 2];
+}
+/// Weights as the A operand of O += P · V: two neighbouring accumulators, one register.
+__device__ __forceinline__ void round_weights(const float (&score)[64],
+                                              std::uint32_t (&weights)[32]) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) weights[i] = ptx::pack_bf16(score[2 * i], score[2 * i + 1]);
+}
+
+/// The mask's words of a block that a lane brings for its quad: 32 keys, from 32 · (lane % 4) on,
+/// of rows g and g + 8.
+struct QuadWords {
+  std::uint32_t word[2][2];
+
+  /// `row`: g's row of the member; rows from `row_end` on are not read. They count as selected.
+  __device__ void fetch(const AttendArguments& args, const MhaItem& item, int row, int row_end,
+                        int key) {
+    const int from = key + threadIdx.x % 4 * 32;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      word[h][0] = word[h][1] = row + 8 * h < row_end ? 0u : ~0u;
+      if (row + 8 * h >= row_end || from >= item.keys.end) continue;
+      const std::uint32_t* words = args.mask_words + item.mask.word_offset +
+                                   std::int64_t{row + 8 * h} * item.mask.row_words +
+                                   ((from - item.mask.first_key) >> 5);
+      word[h][0] = words[0];
+      word[h][1] = words[1];
+    }
+  }
+  /// The bits of 32 keys of row h, those past the end cleared.
+  __device__ std::uint32_t bits(const MhaItem& item, int row, int row_end, int h, int key) const {
+    const std::uint32_t bits =
+        __funnelshift_r(word[h][0], word[h][1], (key - item.mask.first_key) & 31);
+    const int left = item.keys.end - (key + static_cast<int>(threadIdx.x % 4) * 32);
+    if (row + 8 * h >= row_end || left >= 32) return bits;
+    return left <= 0 ? 0u : bits & ((1u << left) - 1);
+  }
+};
+
+/// Scores that their rows do not see become −inf.
+template <bool kMasked>
+__device__ __forceinline__ void hide(float (&score)[64], const AttendArguments& args,
+                                     const MhaItem& item, const QuadWords& words, int row,
+                                     int row_end, int group_row, int key) {
+  constexpr float kInfinity = HUGE_VALF;
+  const int lane = threadIdx.x % 32, pair = lane % 4;
+  if constexpr (kMasked) {
+    const std::uint32_t mine[2] = {words.bits(item, row, row_end, 0, key),
+                                   words.bits(item, row, row_end, 1, key)};
+    if (__all_sync(~0u, (mine[0] & mine[1]) == ~0u)) return;
+#pragma unroll
+    for (int w = 0; w < 4; ++w)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const std::uint32_t bits = __shfl_sync(~0u, mine[h], (lane & ~3) | w) >> 2 * pair;
+#pragma unroll
+        for (int n = 0; n < 4; ++n)
+#pragma unroll
+          for (int i = 0; i < 2; ++i)
+            if ((bits >> (8 * n + i) & 1) == 0) score[16 * w + 4 * n + 2 * h + i] = -kInfinity;
+      }
+  } else {
+    // Of the group's rows the first sees least.
+    if (key + MhaShape::kKeys <= visible_end(args, item.member, item.keys, group_row)) return;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int left = visible_end(args, item.member, item.keys, row + 8 * h) - key - 2 * pair;
+#pragma unroll
+      for (int n = 0; n < 16; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          if (8 * n + i >= left) score[4 * n + 2 * h + i] = -kInfinity;
+    }
+  }
+}
+
+/// A warp's finished rows: to the piece's partials, or written to or merged into the running one.
+__device__ __forceinline__ void finish(const AttendArguments& args, const AttendPlan& plan,
+                                       const MhaItem& item, int row, int row_end, RowSums& rows,
+                                       const float (&out)[64]) {
+  using Shape = MhaShape;
+  constexpr float kLn2 = 0.69314718055994531f, kInfinity = HUGE_VALF;
+  const int lane = threadIdx.x % 32, pair = lane % 4;
+  const int tile_row = row - item.work.item.row;
+  const bool partial = item.work.item.slot >= 0;
+  const std::int64_t part =
+      partial
+          ? (std::int64_t{item.work.item.slot} * args.num_heads + item.work.head) * Shape::kRows +
+                tile_row
+          : 0;
+  const std::int64_t running_row = std::int64_t{item.member.packed_token} + row;
+  float before[2];
+  bool merges[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    merges[h] = !partial && row + 8 * h < row_end && running_row + 8 * h < args.merge_row_end;
+    before[h] = merges[h] ? *address(args.lse, item.work.head, running_row + 8 * h) : -kInfinity;
+  }
+  __syncwarp();  // the quad has read it
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float total = rows.sum[h];
+    total += __shfl_xor_sync(~0u, total, 1);
+    total += __shfl_xor_sync(~0u, total, 2);
+    const bool empty = total == 0;
+    const float inverse = empty ? 0.0f : 1.0f / total;
+    const float lse = empty ? -kInfinity : rows.maximum[h] * kLn2 + logf(total);
+    // A merged row that saw nothing stays as it is.
+    const bool writes = row + 8 * h < row_end && !(merges[h] && empty);
+    MergeWeights weights;
+    weights.lse = lse;
+    if (merges[h] && !empty) weights = merge_weights(before[h], lse);
+    if (pair == 0 && writes)
+      *(partial ? plan.part_lse + part + 8 * h
+                : address(args.lse, item.work.head, running_row + 8 * h)) = weights.lse;
+    float* place = partial ? plan.part_out + (part + 8 * h) * Shape::kValue
+                           : args.out.data_handle() + (running_row + 8 * h) * args.out.stride(0) +
+                                 item.work.head * args.out.stride(1);
+    // Neighbouring lanes swap halves of two tiles, so that each has four columns on end.
+    const bool odd = pair % 2 != 0;
+    place += odd * 8 + pair / 2 * 4;
+#pragma unroll
+    for (int m = 0; m < Shape::kValue / 16; ++m) {
+      const float a0 = out[8 * m + 2 * h] * inverse, a1 = out[8 * m + 2 * h + 1] * inverse;
+      const float b0 = out[8 * m + 4 + 2 * h] * inverse, b1 = out[8 * m + 4 + 2 * h + 1] * inverse;
+      const float c0 = __shfl_xor_sync(~0u, odd ? a0 : b0, 1);
+      const float c1 = __shfl_xor_sync(~0u, odd ? a1 : b1, 1);
+      float4 value = odd ? make_float4(c0, c1, b0, b1) : make_float4(a0, a1, c0, c1);
+      if (!writes) continue;
+      auto* target = reinterpret_cast<float4*>(place + 16 * m);
+      if (merges[h]) {
+        const float4 old = *target;
+        value.x = merge_value(weights, old.x, value.x);
+        value.y = merge_value(weights, old.y, value.y);
+        value.z = merge_value(weights, old.z, value.z);
+        value.w = merge_value(weights, old.w, value.w);
+      }
+      *target = value;
+    }
+  }
+}
+
+/// A consumer warpgroup: 64 query rows of every work item.
+template <bool kMasked>
+__device__ __forceinline__ void consume(const AttendArguments& args, const AttendPlan& plan,
+                                        MhaShared& shared, const MhaTiles& tiles, int group) {
+  using Shape = MhaShape;
+  constexpr float kLog2e = 1.44269504088896341f;
+  constexpr int kGroupBytes = Shape::kGroupRows * 128, kEightRows = 8 * 128;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  const float scale = args.softmax_scale * kLog2e;
+  const std::uint64_t q = ptx::swizzled_operand(tiles.q + group * kGroupBytes, 16, kEightRows);
+  const auto keys_of = [&](const StageUse& use) {
+    return ptx::swizzled_operand(tiles.k(use.stage()), 16, kEightRows);
+  };
+  const auto values_of = [&](const StageUse& use) {
+    return ptx::swizzled_operand(tiles.v(use.stage()), Shape::kSlabBytes, kEightRows);
+  };
+  const auto arrive = [&](std::uint64_t& mbarrier) {
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(&mbarrier);
+  };
+
+  StageUse block{0};
+  for (std::uint32_t count = 0;; ++count) {
+    ptx::mbarrier_wait(&shared.full_q, count % 2);
+    const MhaItem& item = shared.items[count % 2];
+    if (item.none) return;
+    const int group_row = item.work.item.row + group * Shape::kGroupRows;
+    const int row = group_row + warp * 16 + lane / 4;
+    const int row_end = min(item.work.item.row + Shape::kRows, item.member.query_len);
+
+    float out[64], score[64], factor[2];
+    std::uint32_t weights[32];
+    RowSums rows = {{-FLT_MAX, -FLT_MAX}, {0, 0}};
+#pragma unroll
+    for (int i = 0; i < 64; ++i) out[i] = 0;
+    bool more = item.has_blocks;
+    while (more) {
+      // The next block that concerns this group, with no product of it under way.
+      MhaBlock at;
+      while (true) {
+        ptx::mbarrier_wait(&shared.full_k[block.stage()], block.parity());
+        at = shared.blocks[block.stage()];
+        if ((at.groups >> group & 1) != 0) break;
+        arrive(shared.empty_k[block.stage()]);
+        arrive(shared.empty_v[block.stage()]);
+        ++block.use;
+        if (at.last) break;
+      }
+      if ((at.groups >> group & 1) == 0) break;
+      [[maybe_unused]] QuadWords words;
+      if constexpr (kMasked) words.fetch(args, item, row, row_end, at.key);
+      ptx::pin(score);
+      ptx::wgmma_fence();
+      start_scores(score, q, keys_of(block));
+      ptx::wgmma_wait<0>();
+      ptx::pin(score);
+      arrive(shared.empty_k[block.stage()]);
+      hide<kMasked>(score, args, item, words, row, row_end, group_row, at.key);
+      weigh(score, rows, scale, factor);
+      rescale(out, factor);
+      round_weights(score, weights);
+      StageUse values = block;
+      ++block.use;
+
+      // S of a block and O of the one before it are under way together; the softmax of S runs
+      // while O does.
+      while (!at.last) {
+        ptx::mbarrier_wait(&shared.full_k[block.stage()], block.parity());
+        const MhaBlock following = shared.blocks[block.stage()];
+        if ((following.groups >> group & 1) == 0) break;
+        if constexpr (kMasked) words.fetch(args, item, row, row_end, following.key);
+        ptx::pin(score);
+        ptx::pin(out);
+        ptx::wgmma_fence();
+        start_scores(score, q, keys_of(block));
+        ptx::mbarrier_wait(&shared.full_v[values.stage()], values.parity());
+        ptx::wgmma_fence();
+        start_output(out, weights, values_of(values));
+        ptx::wgmma_wait<1>();
+        ptx::pin(score);
+        arrive(shared.empty_k[block.stage()]);
+        hide<kMasked>(score, args, item, words, row, row_end, group_row, following.key);
+        weigh(score, rows, scale, factor);
+        ptx::wgmma_wait<0>();
+        ptx::pin(out);
+        arrive(shared.empty_v[values.stage()]);
+        rescale(out, factor);
+        round_weights(score, weights);
+        at = following;
+        values = block;
+        ++block.use;
+      }
+      more = !at.last;
+      if (!more) arrive(shared.empty_q);
+
+      ptx::mbarrier_wait(&shared.full_v[values.stage()], values.parity());
+      // Only a last block can reach past the end. What lies there may be anything, and 0 · NaN is
+      // NaN. Each group clears the rows for itself: for the other one they are 0 already or not yet
+      // read.
+      if (const int valid = item.keys.end - at.key; valid < Shape::kKeys) {
+        constexpr int kChunksPerRow = 8;
+        const std::uint32_t zeros[4] = {};
+#pragma unroll 1
+        for (int c = valid * kChunksPerRow + static_cast<int>(threadIdx.x) % Shape::kGroupThreads;
+             c < Shape::kKeys * kChunksPerRow; c += Shape::kGroupThreads)
+#pragma unroll
+          for (int slab = 0; slab < Shape::kValue / Shape::kSlabColumns; ++slab)
+            ptx::store_shared_16(tiles.v(values.stage()) + slab * Shape::kSlabBytes + c * 16,
+                                 zeros);
+        ptx::fence_shared_to_async();
+        ptx::named_barrier(1 + group, Shape::kGroupThreads);
+      }
+      ptx::pin(out);
+      ptx::wgmma_fence();
+      start_output(out, weights, values_of(values));
+      ptx::wgmma_wait<0>();
+      ptx::pin(out);
+      arrive(shared.empty_v[values.stage()]);
+    }
+    if (more || !item.has_blocks) arrive(shared.empty_q);  // not done so with the last product
+    finish(args, plan, item, row, row_end, rows, out);
+  }
+}
+
+#endif
+
+/// The tile product of one work item, per block of 128 keys:
+///   S[128, 128] = Q[128, P+R] · K[128, P+R]ᵀ   both operands from shared memory
+///   online softmax in base 2, fp32, a quad of lanes per row
+///   O[128, V] += P[128, 128] · V[128, V]       P from registers as bf16, V as it lies, N-major
+/// One CTA per SM that stays: a producer warp (the rest of its warpgroup ends at once) and two
+/// consumer warpgroups of 64 rows each. CTAs take (item, head) from a common counter, longest items
+/// first (attend_plan.cuh); two stages of K and V, one of Q.
+template <bool kMasked>
+__global__ void __launch_bounds__(MhaShape::kThreads, 1)
+    masked_mha_kernel(const __grid_constant__ MhaMaps maps,
+                      const __grid_constant__ AttendArguments args,
+                      const __grid_constant__ AttendPlan plan) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  using Shape = MhaShape;
+  extern __shared__ std::byte shared_memory[];
+  __shared__ MhaShared shared;
+  const MhaTiles tiles{(ptx::shared_address(shared_memory) + Shape::kAlignment - 1) /
+                       Shape::kAlignment * Shape::kAlignment};
+  if (threadIdx.x == 0) {
+    constexpr int kConsumerWarps = Shape::kGroups * Shape::kGroupThreads / 32;
+    ptx::mbarrier_init(&shared.full_q, 1);
+    ptx::mbarrier_init(&shared.empty_q, kConsumerWarps);
+    for (int stage = 0; stage < Shape::kStages; ++stage) {
+      ptx::mbarrier_init(&shared.full_k[stage], 1);
+      ptx::mbarrier_init(&shared.empty_k[stage], kConsumerWarps);
+      ptx::mbarrier_init(&shared.full_v[stage], 1);
+      ptx::mbarrier_init(&shared.empty_v[stage], kConsumerWarps);
+    }
+    ptx::mbarrier_init_fence();
+  }
+  __syncthreads();
+  const int group = static_cast<int>(threadIdx.x) / Shape::kGroupThreads;
+  if (group == 0) {
+    ptx::release_registers<Shape::kProducerRegisters>();
+    if (threadIdx.x < 32) produce<kMasked>(maps, args, plan, shared, tiles);
+  } else {
+    ptx::claim_registers<Shape::kConsumerRegisters>();
+    consume<kMasked>(args, plan, shared, tiles, group - 1);
+  }
+#endif
+}
+
+}  // namespace sparse_mla::sm90

@@ -1,0 +1,150 @@
+/// Hopper's own instructions, one wrapper each (PTX ISA 9.0: "Asynchronous warpgroup level matrix
+/// instructions", "cp.async.bulk.tensor"). Compute capability 9.0 alone: the sm_90a target.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/ptx.cuh"
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+namespace sparse_mla::ptx {
+
+/// Gives registers of the calling warpgroup back, or takes such that were given back: `Count` per
+/// thread from then on, a multiple of 8.
+template <int Count>
+__device__ inline void release_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count));
+}
+template <int Count>
+__device__ inline void claim_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
+}
+
+/// One arrival, what this thread did before it being seen by those that wait.
+__device__ inline void mbarrier_arrive(std::uint64_t* mbarrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(mbarrier))
+               : "memory");
+}
+
+/// Named barrier `id` (1 … 15) of `threads` threads.
+__device__ inline void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/// This thread's ordinary stores to shared memory come before what the tensor cores and the copy
+/// engine do after the barrier that follows.
+__device__ inline void fence_shared_to_async() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/// The tensor map's box at those coordinates (innermost axis first) into shared memory; its bytes
+/// count at `mbarrier`. What lies outside the tensor becomes 0. One thread calls it.
+__device__ inline void copy_box_2d(std::uint32_t shared, const void* map, std::uint64_t* mbarrier,
+                                   int x, int y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4}], [%2];" ::"r"(shared),
+      "l"(map), "r"(shared_address(mbarrier)), "r"(x), "r"(y)
+      : "memory");
+}
+__device__ inline void copy_box_3d(std::uint32_t shared, const void* map, std::uint64_t* mbarrier,
+                                   int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(shared),
+      "l"(map), "r"(shared_address(mbarrier)), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+/// Fetches a tensor map ahead of its first use.
+__device__ inline void prefetch_tensor_map(const void* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/// Describes an operand in shared memory to wgmma: rows of 128 bytes with the 128-byte swizzle
+/// (16-byte chunk c of row r at c ^ (r % 8)), `shared` where it starts. Bits 0 … 13 the address,
+/// 16 … 29 the leading and 32 … 45 the stride byte offset, all / 16; 62 … 63 = 1, the swizzle.
+///   K-major (the rows lie along M or N, 64 elements of K each): the stride offset leads from eight
+///   rows to the next eight, the leading offset is not used. 16 elements further along K: +32
+///   bytes. MN-major (the rows lie along K, 64 elements of N each): the stride offset leads from
+///   eight rows to the next eight, the leading offset from 64 elements of N to the next 64. 16
+///   further along K: +2,048 bytes.
+__device__ inline std::uint64_t swizzled_operand(std::uint32_t shared, std::uint32_t leading_bytes,
+                                                 std::uint32_t stride_bytes) {
+  return std::uint64_t{(shared & 0x3FFFF) >> 4} | std::uint64_t{leading_bytes >> 4} << 16 |
+         std::uint64_t{stride_bytes >> 4} << 32 | std::uint64_t{1} << 62;
+}
+/// The operand that starts `bytes` further.
+__device__ inline std::uint64_t advance(std::uint64_t operand, int bytes) {
+  return operand + static_cast<std::uint64_t>(bytes >> 4);
+}
+
+/// Before the first wgmma of a group whose registers the warpgroup has touched.
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+/// Waits until at most `Pending` of the newest groups are under way.
+template <int Pending>
+__device__ inline void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
+}
+/// Keeps the compiler from moving reads or writes of accumulators across this point.
+template <int Count>
+__device__ inline void pin(float (&registers)[Count]) {
+#pragma unroll
+  for (int i = 0; i < Count; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+}
+
+/// d[64, 128] (+)= a[64, 16] · b[16, 128], bf16, fp32 accumulators; the first with a from shared
+/// memory, both K-major, `Adds` false overwriting d; the second with a from registers and b
+/// MN-major. Of warp w in its warpgroup, with g = lane / 4 and t = lane % 4:
+///   d[4n … 4n+3]: (row 16w + g, columns 8n + 2t, +1), (row 16w + g + 8, the same columns)
+///   a[0 … 3]: (row 16w + g, k 2t, +1), (row 16w + g + 8, …), (row 16w + g, k 2t + 8, +9), (row
+///   16w + g + 8, …)
+template <bool Adds>
+__device__ inline void wgmma_m64n128k16(float (&d)[64], std::uint64_t a, std::uint64_t b) {
+  asm volatile(
+      "{\n\t.reg .pred adds;\n\tsetp.ne.s32 adds, %66, 0;\n\t"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
+      "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "
+      "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, "
+      "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+      "%64, %65, adds, 1, 1, 0, 0;\n\t}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
+        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
+        "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
+        "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
+        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
+        "+f"(d[63])
+      : "l"(a), "l"(b), "n"(Adds ? 1 : 0));
+}
+__device__ inline void wgmma_m64n128k16_n_major(float (&d)[64], std::uint32_t a0, std::uint32_t a1,
+                                                std::uint32_t a2, std::uint32_t a3,
+                                                std::uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
+      "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "
+      "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, "
+      "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+      "{%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
+        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
+        "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
+        "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
+        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
+        "+f"(d[63])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b));
+}
+
+}  // namespace sparse_mla::ptx
+#endif
