@@ -473,6 +473,8 @@ __device__ __forceinline__ void consume(const AttendArguments& args, const Atten
         at = shared.blocks[block.stage()];
         if ((at.groups >> group & 1) != 0) break;
         arrive(shared.empty_k[block.stage()]);
+        // Not before V is there: the other group may still hold the stage's V before this one.
+        ptx::mbarrier_wait(&shared.full_v[block.stage()], block.parity());
         arrive(shared.empty_v[block.stage()]);
         ++block.use;
         if (at.last) break;
