@@ -20,10 +20,26 @@ __device__ inline void claim_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
 }
 
-/// One arrival, what this thread did before it being seen by those that wait.
-__device__ inline void mbarrier_arrive(std::uint64_t* mbarrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(mbarrier))
+// mbarriers of the own block, by their shared addresses. Waiting with cluster scope, as
+// mbarrier_wait() does, would also empty L1.
+/// One arrival; what this thread did before it is seen by those that wait.
+__device__ inline void block_mbarrier_arrive(std::uint32_t mbarrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(mbarrier) : "memory");
+}
+/// The same, and the phase does not end before that many bytes have arrived too.
+__device__ inline void block_mbarrier_arrive_expecting(std::uint32_t mbarrier,
+                                                       std::uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mbarrier), "r"(bytes)
                : "memory");
+}
+/// Waits for the end of the phase of that parity (0 first).
+__device__ inline void block_mbarrier_wait(std::uint32_t mbarrier, std::uint32_t parity) {
+  asm volatile(
+      "{\n\t.reg .pred done;\n\tagain%=:\n\t"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t"
+      "@!done bra again%=;\n\t}" ::"r"(mbarrier),
+      "r"(parity)
+      : "memory");
 }
 
 /// Named barrier `id` (1 … 15) of `threads` threads.
@@ -39,20 +55,20 @@ __device__ inline void fence_shared_to_async() {
 
 /// The tensor map's box at those coordinates (innermost axis first) into shared memory; its bytes
 /// count at `mbarrier`. What lies outside the tensor becomes 0. One thread calls it.
-__device__ inline void copy_box_2d(std::uint32_t shared, const void* map, std::uint64_t* mbarrier,
+__device__ inline void copy_box_2d(std::uint32_t shared, const void* map, std::uint32_t mbarrier,
                                    int x, int y) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%3, %4}], [%2];" ::"r"(shared),
-      "l"(map), "r"(shared_address(mbarrier)), "r"(x), "r"(y)
+      "l"(map), "r"(mbarrier), "r"(x), "r"(y)
       : "memory");
 }
-__device__ inline void copy_box_3d(std::uint32_t shared, const void* map, std::uint64_t* mbarrier,
+__device__ inline void copy_box_3d(std::uint32_t shared, const void* map, std::uint32_t mbarrier,
                                    int x, int y, int z) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(shared),
-      "l"(map), "r"(shared_address(mbarrier)), "r"(x), "r"(y), "r"(z)
+      "l"(map), "r"(mbarrier), "r"(x), "r"(y), "r"(z)
       : "memory");
 }
 /// Fetches a tensor map ahead of its first use.
@@ -61,22 +77,23 @@ __device__ inline void prefetch_tensor_map(const void* map) {
 }
 
 /// Describes an operand in shared memory to wgmma: rows of 128 bytes with the 128-byte swizzle
-/// (16-byte chunk c of row r at c ^ (r % 8)), `shared` where it starts. Bits 0 … 13 the address,
-/// 16 … 29 the leading and 32 … 45 the stride byte offset, all / 16; 62 … 63 = 1, the swizzle.
-///   K-major (the rows lie along M or N, 64 elements of K each): the stride offset leads from eight
-///   rows to the next eight, the leading offset is not used. 16 elements further along K: +32
-///   bytes. MN-major (the rows lie along K, 64 elements of N each): the stride offset leads from
-///   eight rows to the next eight, the leading offset from 64 elements of N to the next 64. 16
-///   further along K: +2,048 bytes.
-__device__ inline std::uint64_t swizzled_operand(std::uint32_t shared, std::uint32_t leading_bytes,
-                                                 std::uint32_t stride_bytes) {
-  return std::uint64_t{(shared & 0x3FFFF) >> 4} | std::uint64_t{leading_bytes >> 4} << 16 |
-         std::uint64_t{stride_bytes >> 4} << 32 | std::uint64_t{1} << 62;
+/// (16-byte chunk c of row r at c ^ (r % 8)), eight of them after eight others. This is the lower
+/// half of the descriptor: bits 0 … 13 the address, 16 … 29 the leading byte offset, both / 16.
+///   K-major (the rows lie along M or N, 64 elements of K each): the leading offset is not used. 16
+///   elements further along K: +32 bytes.
+///   MN-major (the rows lie along K, 64 elements of N each): the leading offset leads from 64
+///   elements of N to the next 64. 16 further along K: +2,048 bytes.
+__device__ inline std::uint32_t swizzled_operand(std::uint32_t shared,
+                                                 std::uint32_t leading_bytes = 16) {
+  return shared >> 4 | leading_bytes >> 4 << 16;
 }
 /// The operand that starts `bytes` further.
-__device__ inline std::uint64_t advance(std::uint64_t operand, int bytes) {
-  return operand + static_cast<std::uint64_t>(bytes >> 4);
+__device__ inline std::uint32_t advance(std::uint32_t operand, int bytes) {
+  return operand + static_cast<std::uint32_t>(bytes >> 4);
 }
+/// The upper half: bits 32 … 45 the stride byte offset / 16, from eight rows to the next eight;
+/// bits 62 … 63 = 1, the 128-byte swizzle.
+__device__ constexpr std::uint32_t swizzled_operand_upper() { return 8 * 128 / 16 | 1u << 30; }
 
 /// Before the first wgmma of a group whose registers the warpgroup has touched.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -102,15 +119,16 @@ __device__ inline void pin(float (&registers)[Count]) {
 ///   a[0 … 3]: (row 16w + g, k 2t, +1), (row 16w + g + 8, …), (row 16w + g, k 2t + 8, +9), (row
 ///   16w + g + 8, …)
 template <bool Adds>
-__device__ inline void wgmma_m64n128k16(float (&d)[64], std::uint64_t a, std::uint64_t b) {
+__device__ inline void wgmma_m64n128k16(float (&d)[64], std::uint32_t a, std::uint32_t b) {
   asm volatile(
-      "{\n\t.reg .pred adds;\n\tsetp.ne.s32 adds, %66, 0;\n\t"
+      "{\n\t.reg .pred adds;\n\t.reg .b64 a, b;\n\tsetp.ne.s32 adds, %66, 0;\n\t"
+      "mov.b64 a, {%64, %67};\n\tmov.b64 b, {%65, %67};\n\t"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
       "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "
       "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, "
       "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "%64, %65, adds, 1, 1, 0, 0;\n\t}"
+      "a, b, adds, 1, 1, 0, 0;\n\t}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
         "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
         "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
@@ -121,18 +139,19 @@ __device__ inline void wgmma_m64n128k16(float (&d)[64], std::uint64_t a, std::ui
         "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
         "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
         "+f"(d[63])
-      : "l"(a), "l"(b), "n"(Adds ? 1 : 0));
+      : "r"(a), "r"(b), "n"(Adds ? 1 : 0), "n"(swizzled_operand_upper()));
 }
 __device__ inline void wgmma_m64n128k16_n_major(float (&d)[64], std::uint32_t a0, std::uint32_t a1,
                                                 std::uint32_t a2, std::uint32_t a3,
-                                                std::uint64_t b) {
+                                                std::uint32_t b) {
   asm volatile(
+      "{\n\t.reg .b64 b;\n\tmov.b64 b, {%68, %69};\n\t"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
       "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "
       "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, "
       "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "{%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
+      "{%64, %65, %66, %67}, b, 1, 1, 1, 1;\n\t}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
         "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
         "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
@@ -143,7 +162,7 @@ __device__ inline void wgmma_m64n128k16_n_major(float (&d)[64], std::uint32_t a0
         "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
         "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
         "+f"(d[63])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b));
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b), "n"(swizzled_operand_upper()));
 }
 
 }  // namespace sparse_mla::ptx

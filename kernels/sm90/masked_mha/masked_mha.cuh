@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cfloat>
+#include <cstddef>
 #include <cstdint>
 
 #include <cuda.h>
@@ -30,8 +31,10 @@ struct MhaShape {
   /// Blocks of K and of V that are on their way or in use.
   static constexpr int kStages = 2;
   static constexpr int kGroupThreads = 128, kThreads = (1 + kGroups) * kGroupThreads;
-  /// Registers per thread: 24 · 128 + 240 · 256 = 64,512 of 65,536.
-  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+  /// Blocks before the end of an item at which the next one is looked up.
+  static constexpr int kAskAhead = 6;
+  /// Registers per thread: 40 · 128 + 232 · 256 = 64,512 of 65,536.
+  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
   // Shared memory, bytes: slabs of 64 columns, 128 rows of 128 bytes each, swizzled.
   static constexpr int kSlabColumns = 64, kSlabBytes = 128 * 128;
   static constexpr int kQueryBytes = kQk / kSlabColumns * kSlabBytes;
@@ -51,20 +54,22 @@ struct MhaMaps {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/// A work item on its way from the producer to the consumers.
+/// A work item on its way from the scheduler to the producer and the consumers.
 struct MhaItem {
   AttendWork work;
   ChunkMember member;
   MaskMember mask;  // mode masked only
   KeyRange keys;
-  bool has_blocks;  // of keys; else its rows see nothing
-  bool none;        // there is no more work
+  std::int32_t first_key;  // of the first block; keys.end where its rows see nothing
+  std::uint32_t lists[MhaShape::kGroups];  // KeyWalk's, that a group's rows touch; masked only
+  bool none;                               // there is no more work
 };
 /// Block of 128 keys in a stage.
-struct MhaBlock {
-  std::int32_t key;      // the first, request-local
-  std::uint32_t groups;  // bit g: warpgroup g attends it; at least one does
-  bool last;             // of the work item
+struct alignas(16) MhaBlock {
+  std::int32_t key;        // the first, request-local
+  std::int32_t following;  // the next block's; no key of the item: this is the last
+  std::uint32_t groups;    // bit g: warpgroup g attends it; at least one does
+  std::uint32_t last;      // of the work item
 };
 /// Phases of a stage are counted by the uses of all stages before.
 struct StageUse {
@@ -79,9 +84,41 @@ struct MhaShared {
   std::uint64_t full_q, empty_q;
   std::uint64_t full_k[MhaShape::kStages], empty_k[MhaShape::kStages];
   std::uint64_t full_v[MhaShape::kStages], empty_v[MhaShape::kStages];
-  MhaItem items[2];
+  std::uint64_t wanted, ready;  // the next item: by the producer; for it
   MhaBlock blocks[MhaShape::kStages];
-  cuda::KeyWalk walk;  // the producer's
+  MhaItem items[3];        // the next one's, the producer's, the consumers'
+  cuda::KeyWalk walks[2];  // the next item's, the producer's; masked only
+};
+static_assert(sizeof(MhaBlock) == 16);
+/// Where its barriers and blocks lie: shared-memory addresses.
+struct MhaBarriers {
+  std::uint32_t base;
+  __device__ std::uint32_t full_q() const { return base + offsetof(MhaShared, full_q); }
+  __device__ std::uint32_t empty_q() const { return base + offsetof(MhaShared, empty_q); }
+  __device__ std::uint32_t full_k(int stage) const {
+    return of(offsetof(MhaShared, full_k), stage);
+  }
+  __device__ std::uint32_t empty_k(int stage) const {
+    return of(offsetof(MhaShared, empty_k), stage);
+  }
+  __device__ std::uint32_t full_v(int stage) const {
+    return of(offsetof(MhaShared, full_v), stage);
+  }
+  __device__ std::uint32_t empty_v(int stage) const {
+    return of(offsetof(MhaShared, empty_v), stage);
+  }
+  __device__ std::uint32_t wanted() const { return base + offsetof(MhaShared, wanted); }
+  __device__ std::uint32_t ready() const { return base + offsetof(MhaShared, ready); }
+  __device__ MhaBlock block(int stage) const {
+    const uint4 four = ptx::load_shared_16(
+        base + static_cast<std::uint32_t>(offsetof(MhaShared, blocks)) + stage * 16);
+    return {static_cast<std::int32_t>(four.x), static_cast<std::int32_t>(four.y), four.z, four.w};
+  }
+
+ private:
+  __device__ std::uint32_t of(std::size_t first, int stage) const {
+    return base + static_cast<std::uint32_t>(first) + stage * 8;
+  }
 };
 
 /// Request-local end of the keys that a query row of the member can see, masks aside.
@@ -103,22 +140,21 @@ struct MhaTiles {
   }
 };
 
-/// The producer warp: takes work, walks its key blocks, starts all copies. K of a block is asked
-/// for before V of the block in front of it, in the order in which they are needed.
+/// The scheduler warp: takes work from the common counter and looks up where it lies, while the
+/// producer is at the last blocks of the item before it. That chain of dependent reads takes longer
+/// than the two stages last.
 template <bool kMasked>
-__device__ __forceinline__ void produce(const MhaMaps& maps, const AttendArguments& args,
-                                        const AttendPlan& plan, MhaShared& shared,
-                                        const MhaTiles& tiles) {
+__device__ __forceinline__ void schedule(const AttendArguments& args, const AttendPlan& plan,
+                                         MhaShared& shared, const MhaBarriers& barriers) {
   using Shape = MhaShape;
-  constexpr int kSlabs = Shape::kSlabBytes, kColumns = Shape::kSlabColumns;
   const int lane = threadIdx.x % 32;
-  StageUse block{0};
   for (std::uint32_t count = 0;; ++count) {
-    MhaItem& item = shared.items[count % 2];
+    // The producer has begun with the item before this one: consumers are done with what its slot
+    // held.
+    if (count > 0) ptx::block_mbarrier_wait(barriers.wanted(), (count - 1) % 2);
+    MhaItem& item = shared.items[count % 3];
     AttendWork work = {};
     const bool any = cuda::next_work(plan, args.num_heads, work);
-    // The item before this one has read its Q, so that the one before that is done with its slot.
-    ptx::mbarrier_wait(&shared.empty_q, count % 2 ^ 1);
     if (lane == 0) {
       item.none = !any;
       if (any) {
@@ -127,97 +163,129 @@ __device__ __forceinline__ void produce(const MhaMaps& maps, const AttendArgumen
         if constexpr (kMasked) item.mask = args.mask_members[work.item.member];
         item.keys = cuda::piece_keys<Shape::kKeys>(
             args, item.member, min(work.item.row + Shape::kRows, item.member.query_len), work.item);
+        item.first_key = item.keys.begin;
       }
     }
     __syncwarp();
-    if (!any) {
-      if (lane == 0) ptx::mbarrier_arrive(&shared.full_q);
-      return;
-    }
-    const int key_end = item.keys.end;
-    const int row = work.item.row;
-    const int row_end = min(row + Shape::kRows, item.member.query_len);
-    int key = item.keys.begin;
-    [[maybe_unused]] unsigned lists[Shape::kGroups] = {};  // of the mask, that a group's rows touch
     if constexpr (kMasked)
-      if (key < key_end) {
-        shared.walk.start(args, item.mask, row, row_end, key);
-        const int first = row / args.mask_tile.queries;
-#pragma unroll
-        for (int g = 0; g < Shape::kGroups; ++g) {
-          const int begin = row + g * Shape::kGroupRows;
+      if (any && item.keys.begin < item.keys.end) {
+        cuda::KeyWalk& walk = shared.walks[count % 2];
+        const int row = work.item.row, row_end = min(row + Shape::kRows, item.member.query_len);
+        walk.start(args, item.mask, row, row_end, item.keys.begin);
+        const int first_key = walk.next(args, item.keys.begin);
+        if (lane < Shape::kGroups) {
+          const int begin = row + lane * Shape::kGroupRows;
           const int end = min(begin + Shape::kGroupRows, row_end);
-          if (begin >= end) continue;
+          const int first = row / args.mask_tile.queries;
           const int low = begin / args.mask_tile.queries - first;
           const int high = (end - 1) / args.mask_tile.queries - first;
-          lists[g] = low > 31 ? 1u : (high >= 31 ? ~0u : (2u << high) - 1) & ~0u << low;
+          // Where there are more than 32 lists every block counts as on all of them.
+          item.lists[lane] = begin >= end ? 0u
+                             : high >= 31 ? ~0u
+                                          : ((2u << high) - 1) & (~0u << low);
         }
-        key = shared.walk.next(args, key);
+        if (lane == 0) item.first_key = first_key;
+        ptx::cp_async_wait<0>();
+        __syncwarp();
       }
+    if (lane == 0) ptx::block_mbarrier_arrive(barriers.ready());
+    if (!any) return;
+  }
+}
+
+/// The producer warp: walks the key blocks of one item after the other and starts all copies. K of
+/// a block is asked for before V of the block in front of it, in the order in which they are
+/// needed.
+template <bool kMasked>
+__device__ __forceinline__ void produce(const MhaMaps& maps, const AttendArguments& args,
+                                        MhaShared& shared, const MhaBarriers& barriers,
+                                        const MhaTiles& tiles) {
+  using Shape = MhaShape;
+  constexpr int kSlabs = Shape::kSlabBytes, kColumns = Shape::kSlabColumns;
+  const int lane = threadIdx.x % 32;
+  StageUse block{0};
+  for (std::uint32_t count = 0;; ++count) {
+    ptx::block_mbarrier_wait(barriers.ready(), count % 2);
+    const MhaItem& item = shared.items[count % 3];
+    ptx::block_mbarrier_wait(barriers.empty_q(), count % 2 ^ 1);
+    if (item.none) {
+      if (lane == 0) ptx::block_mbarrier_arrive(barriers.full_q());
+      return;
+    }
+    const int key_end = item.keys.end, head = item.work.head, row = item.work.item.row;
+    const int row_end = min(row + Shape::kRows, item.member.query_len);
+    int key = item.first_key;
+    if (lane == 0) {
+      if (key < key_end) {
+        ptx::block_mbarrier_arrive_expecting(barriers.full_q(), Shape::kQueryBytes);
+#pragma unroll
+        for (int slab = 0; slab < Shape::kQk / kColumns; ++slab)
+          ptx::copy_box_3d(tiles.q + slab * kSlabs, &maps.q, barriers.full_q(), slab * kColumns,
+                           head, item.member.query_start + row);
+      } else {
+        ptx::block_mbarrier_arrive(barriers.full_q());
+        ptx::block_mbarrier_arrive(barriers.wanted());
+      }
+    }
+    if (key >= key_end) continue;
+
+    cuda::KeyWalk& walk = shared.walks[count % 2];
     // The groups that attend the block at `key`.
     const auto groups_at = [&](int key) {
       std::uint32_t groups = 0;
       [[maybe_unused]] unsigned visitors = 0;
-      if constexpr (kMasked) visitors = shared.walk.visitors(args, key + Shape::kKeys);
+      if constexpr (kMasked) visitors = walk.visitors(args, key + Shape::kKeys);
 #pragma unroll
       for (int g = 0; g < Shape::kGroups; ++g) {
         const int begin = row + g * Shape::kGroupRows;
         const int end = min(begin + Shape::kGroupRows, row_end);
         const bool sees =
-            kMasked ? (visitors & lists[g]) != 0
+            kMasked ? (visitors & item.lists[g]) != 0
                     : begin < end && key < visible_end(args, item.member, item.keys, end - 1);
         groups |= sees ? 1u << g : 0u;
       }
       return groups;
     };
-    if (lane == 0) {
-      item.has_blocks = key < key_end;
-      if (key < key_end) {
-        ptx::mbarrier_arrive_expecting(&shared.full_q, Shape::kQueryBytes);
-#pragma unroll
-        for (int slab = 0; slab < Shape::kQk / kColumns; ++slab)
-          ptx::copy_box_3d(tiles.q + slab * kSlabs, &maps.q, &shared.full_q, slab * kColumns,
-                           work.head, item.member.query_start + row);
-      } else {
-        ptx::mbarrier_arrive(&shared.full_q);
-      }
-    }
-    if (key >= key_end) continue;
-
     const int key_row = item.member.key_row - item.member.first_key;  // row of K and V of key 0
     const auto copy_values = [&](const StageUse& use, int key) {
       const int stage = use.stage();
-      ptx::mbarrier_wait(&shared.empty_v[stage], use.parity() ^ 1);
+      ptx::block_mbarrier_wait(barriers.empty_v(stage), use.parity() ^ 1);
       if (lane == 0) {
-        ptx::mbarrier_arrive_expecting(&shared.full_v[stage], Shape::kValueBytes);
+        ptx::block_mbarrier_arrive_expecting(barriers.full_v(stage), Shape::kValueBytes);
 #pragma unroll
         for (int slab = 0; slab < Shape::kValue / kColumns; ++slab)
-          ptx::copy_box_3d(tiles.v(stage) + slab * kSlabs, &maps.v, &shared.full_v[stage],
-                           slab * kColumns, work.head, key_row + key);
+          ptx::copy_box_3d(tiles.v(stage) + slab * kSlabs, &maps.v, barriers.full_v(stage),
+                           slab * kColumns, head, key_row + key);
       }
     };
     int before = -1;  // the block whose V is still to be copied
+    bool asked = false;
     while (key < key_end) {
       const std::uint32_t groups = groups_at(key);
       int following = key + Shape::kKeys;
       if constexpr (kMasked) {
+        following = walk.next(args, following);
         ptx::cp_async_wait<0>();
         __syncwarp();
-        following = shared.walk.next(args, following);
+      }
+      const bool last = following >= key_end;
+      if (!asked && (last || key + Shape::kAskAhead * Shape::kKeys >= key_end)) {
+        asked = true;
+        if (lane == 0) ptx::block_mbarrier_arrive(barriers.wanted());
       }
       const int stage = block.stage();
-      ptx::mbarrier_wait(&shared.empty_k[stage], block.parity() ^ 1);
+      ptx::block_mbarrier_wait(barriers.empty_k(stage), block.parity() ^ 1);
       if (lane == 0) {
-        shared.blocks[stage] = {key, groups, following >= key_end};
-        ptx::mbarrier_arrive_expecting(&shared.full_k[stage], Shape::kKeyBytes);
+        shared.blocks[stage] = {key, following, groups, last};
+        ptx::block_mbarrier_arrive_expecting(barriers.full_k(stage), Shape::kKeyBytes);
 #pragma unroll
         for (int slab = 0; slab < Shape::kNope / kColumns; ++slab)
-          ptx::copy_box_3d(tiles.k(stage) + slab * kSlabs, &maps.k_nope, &shared.full_k[stage],
-                           slab * kColumns, work.head, key_row + key);
+          ptx::copy_box_3d(tiles.k(stage) + slab * kSlabs, &maps.k_nope, barriers.full_k(stage),
+                           slab * kColumns, head, key_row + key);
 #pragma unroll
         for (int slab = 0; slab < Shape::kRope / kColumns; ++slab)
           ptx::copy_box_2d(tiles.k(stage) + (Shape::kNope / kColumns + slab) * kSlabs, &maps.k_pe,
-                           &shared.full_k[stage], slab * kColumns, key_row + key);
+                           barriers.full_k(stage), slab * kColumns, key_row + key);
       }
       if (before >= 0) copy_values({block.use - 1}, before);
       before = key;
@@ -225,7 +293,6 @@ __device__ __forceinline__ void produce(const MhaMaps& maps, const AttendArgumen
       ++block.use;
     }
     copy_values({block.use - 1}, before);
-    if constexpr (kMasked) ptx::cp_async_wait<0>();
   }
 }
 
@@ -236,7 +303,7 @@ struct RowSums {
 };
 
 /// S = Q · Kᵀ for a warpgroup's 64 rows, started.
-__device__ __forceinline__ void start_scores(float (&score)[64], std::uint64_t q, std::uint64_t k) {
+__device__ __forceinline__ void start_scores(float (&score)[64], std::uint32_t q, std::uint32_t k) {
 #pragma unroll
   for (int s = 0; s < MhaShape::kQk / 16; ++s) {
     const int bytes = s / 4 * MhaShape::kSlabBytes + s % 4 * 32;
@@ -249,7 +316,7 @@ __device__ __forceinline__ void start_scores(float (&score)[64], std::uint64_t q
 }
 /// O += P · V, started.
 __device__ __forceinline__ void start_output(float (&out)[64], const std::uint32_t (&weights)[32],
-                                             std::uint64_t v) {
+                                             std::uint32_t v) {
 #pragma unroll
   for (int s = 0; s < MhaShape::kKeys / 16; ++s)
     ptx::wgmma_m64n128k16_n_major(out, weights[4 * s], weights[4 * s + 1], weights[4 * s + 2],
@@ -296,70 +363,74 @@ __device__ __forceinline__ void round_weights(const float (&score)[64],
   for (int i = 0; i < 32; ++i) weights[i] = ptx::pack_bf16(score[2 * i], score[2 * i + 1]);
 }
 
-/// The mask's words of a block that a lane brings for its quad: 32 keys, from 32 · (lane % 4) on,
-/// of rows g and g + 8.
-struct QuadWords {
-  std::uint32_t word[2][2];
-
-  /// `row`: g's row of the member; rows from `row_end` on are not read. They count as selected.
-  __device__ void fetch(const AttendArguments& args, const MhaItem& item, int row, int row_end,
-                        int key) {
-    const int from = key + threadIdx.x % 4 * 32;
+/// The mask's words that a lane brings for its quad: of a block the 32 keys from 32 · (lane % 4)
+/// on, of rows g and g + 8.
+class QuadMask {
+ public:
+  /// `row`: g's row of the member. Rows from `row_end` on are not read and count as selected.
+  __device__ void start(const AttendArguments& args, const MhaItem& item, int row, int row_end) {
+    const int quarter = threadIdx.x % 4;
+    first_key_ = item.mask.first_key;
+    end_ = item.keys.end - quarter * 32;
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+      words_[h] = row + 8 * h < row_end
+                      ? args.mask_words + item.mask.word_offset +
+                            std::int64_t{row + 8 * h} * item.mask.row_words + quarter
+                      : nullptr;
+  }
+  /// Starts to read the words of the block at `key`.
+  __device__ void fetch(int key) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      word[h][0] = word[h][1] = row + 8 * h < row_end ? 0u : ~0u;
-      if (row + 8 * h >= row_end || from >= item.keys.end) continue;
-      const std::uint32_t* words = args.mask_words + item.mask.word_offset +
-                                   std::int64_t{row + 8 * h} * item.mask.row_words +
-                                   ((from - item.mask.first_key) >> 5);
-      word[h][0] = words[0];
-      word[h][1] = words[1];
+      pair_[h][0] = pair_[h][1] = words_[h] == nullptr ? ~0u : 0u;
+      if (words_[h] == nullptr || key >= end_) continue;
+      const std::uint32_t* words = words_[h] + ((key - first_key_) >> 5);
+      pair_[h][0] = __ldg(words);
+      pair_[h][1] = __ldg(words + 1);
     }
   }
-  /// The bits of 32 keys of row h, those past the end cleared.
-  __device__ std::uint32_t bits(const MhaItem& item, int row, int row_end, int h, int key) const {
-    const std::uint32_t bits =
-        __funnelshift_r(word[h][0], word[h][1], (key - item.mask.first_key) & 31);
-    const int left = item.keys.end - (key + static_cast<int>(threadIdx.x % 4) * 32);
-    if (row + 8 * h >= row_end || left >= 32) return bits;
+  /// Their bits, of row h, those past the end cleared.
+  __device__ std::uint32_t bits(int h, int key) const {
+    const std::uint32_t bits = __funnelshift_r(pair_[h][0], pair_[h][1], (key - first_key_) & 31);
+    const int left = end_ - key;
+    if (left >= 32 || words_[h] == nullptr) return bits;
     return left <= 0 ? 0u : bits & ((1u << left) - 1);
   }
+
+ private:
+  const std::uint32_t* words_[2];
+  std::int32_t first_key_, end_;
+  std::uint32_t pair_[2][2];
 };
 
-/// Scores that their rows do not see become −inf.
-template <bool kMasked>
-__device__ __forceinline__ void hide(float (&score)[64], const AttendArguments& args,
-                                     const MhaItem& item, const QuadWords& words, int row,
-                                     int row_end, int group_row, int key) {
-  constexpr float kInfinity = HUGE_VALF;
-  const int lane = threadIdx.x % 32, pair = lane % 4;
-  if constexpr (kMasked) {
-    const std::uint32_t mine[2] = {words.bits(item, row, row_end, 0, key),
-                                   words.bits(item, row, row_end, 1, key)};
-    if (__all_sync(~0u, (mine[0] & mine[1]) == ~0u)) return;
+/// Scores that the mask's bits leave out become −inf.
+__device__ __forceinline__ void hide_unselected(float (&score)[64], const QuadMask& mask, int key) {
+  const int lane = threadIdx.x % 32;
+  const std::uint32_t mine[2] = {mask.bits(0, key), mask.bits(1, key)};
+  if (__all_sync(~0u, (mine[0] & mine[1]) == ~0u)) return;
 #pragma unroll
-    for (int w = 0; w < 4; ++w)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const std::uint32_t bits = __shfl_sync(~0u, mine[h], (lane & ~3) | w) >> 2 * pair;
-#pragma unroll
-        for (int n = 0; n < 4; ++n)
-#pragma unroll
-          for (int i = 0; i < 2; ++i)
-            if ((bits >> (8 * n + i) & 1) == 0) score[16 * w + 4 * n + 2 * h + i] = -kInfinity;
-      }
-  } else {
-    // Of the group's rows the first sees least.
-    if (key + MhaShape::kKeys <= visible_end(args, item.member, item.keys, group_row)) return;
+  for (int w = 0; w < 4; ++w)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int left = visible_end(args, item.member, item.keys, row + 8 * h) - key - 2 * pair;
+      const std::uint32_t bits = __shfl_sync(~0u, mine[h], (lane & ~3) | w) >> lane % 4 * 2;
 #pragma unroll
-      for (int n = 0; n < 16; ++n)
+      for (int n = 0; n < 4; ++n)
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-          if (8 * n + i >= left) score[4 * n + 2 * h + i] = -kInfinity;
+          if ((bits >> (8 * n + i) & 1) == 0) score[16 * w + 4 * n + 2 * h + i] = -HUGE_VALF;
     }
+}
+/// Scores of keys from `end[h]` on, counted from the block's first, become −inf in row h.
+__device__ __forceinline__ void hide_behind(float (&score)[64], const int (&end)[2]) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int left = end[h] - static_cast<int>(threadIdx.x) % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < 16; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        if (8 * n + i >= left) score[4 * n + 2 * h + i] = -HUGE_VALF;
   }
 }
 
@@ -407,53 +478,59 @@ __device__ __forceinline__ void finish(const AttendArguments& args, const Attend
                                  item.work.head * args.out.stride(1);
     // Neighbouring lanes swap halves of two tiles, so that each has four columns on end.
     const bool odd = pair % 2 != 0;
-    place += odd * 8 + pair / 2 * 4;
+    auto* const target = reinterpret_cast<float4*>(place + odd * 8 + pair / 2 * 4);
+    float4 values[Shape::kValue / 16];
 #pragma unroll
     for (int m = 0; m < Shape::kValue / 16; ++m) {
       const float a0 = out[8 * m + 2 * h] * inverse, a1 = out[8 * m + 2 * h + 1] * inverse;
       const float b0 = out[8 * m + 4 + 2 * h] * inverse, b1 = out[8 * m + 4 + 2 * h + 1] * inverse;
       const float c0 = __shfl_xor_sync(~0u, odd ? a0 : b0, 1);
       const float c1 = __shfl_xor_sync(~0u, odd ? a1 : b1, 1);
-      float4 value = odd ? make_float4(c0, c1, b0, b1) : make_float4(a0, a1, c0, c1);
-      if (!writes) continue;
-      auto* target = reinterpret_cast<float4*>(place + 16 * m);
-      if (merges[h]) {
-        const float4 old = *target;
-        value.x = merge_value(weights, old.x, value.x);
-        value.y = merge_value(weights, old.y, value.y);
-        value.z = merge_value(weights, old.z, value.z);
-        value.w = merge_value(weights, old.w, value.w);
-      }
-      *target = value;
+      values[m] = odd ? make_float4(c0, c1, b0, b1) : make_float4(a0, a1, c0, c1);
     }
+    if (!writes) continue;
+    if (merges[h]) {
+      float4 old[Shape::kValue / 16];
+#pragma unroll
+      for (int m = 0; m < Shape::kValue / 16; ++m) old[m] = target[4 * m];
+#pragma unroll
+      for (int m = 0; m < Shape::kValue / 16; ++m)
+        values[m] = make_float4(merge_value(weights, old[m].x, values[m].x),
+                                merge_value(weights, old[m].y, values[m].y),
+                                merge_value(weights, old[m].z, values[m].z),
+                                merge_value(weights, old[m].w, values[m].w));
+    }
+#pragma unroll
+    for (int m = 0; m < Shape::kValue / 16; ++m) target[4 * m] = values[m];
   }
 }
 
 /// A consumer warpgroup: 64 query rows of every work item.
 template <bool kMasked>
 __device__ __forceinline__ void consume(const AttendArguments& args, const AttendPlan& plan,
-                                        MhaShared& shared, const MhaTiles& tiles, int group) {
+                                        const MhaShared& shared, const MhaBarriers& barriers,
+                                        const MhaTiles& tiles, int group) {
   using Shape = MhaShape;
   constexpr float kLog2e = 1.44269504088896341f;
-  constexpr int kGroupBytes = Shape::kGroupRows * 128, kEightRows = 8 * 128;
+  constexpr int kGroupBytes = Shape::kGroupRows * 128;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const float scale = args.softmax_scale * kLog2e;
-  const std::uint64_t q = ptx::swizzled_operand(tiles.q + group * kGroupBytes, 16, kEightRows);
+  const std::uint32_t q = ptx::swizzled_operand(tiles.q + group * kGroupBytes);
   const auto keys_of = [&](const StageUse& use) {
-    return ptx::swizzled_operand(tiles.k(use.stage()), 16, kEightRows);
+    return ptx::swizzled_operand(tiles.k(use.stage()));
   };
   const auto values_of = [&](const StageUse& use) {
-    return ptx::swizzled_operand(tiles.v(use.stage()), Shape::kSlabBytes, kEightRows);
+    return ptx::swizzled_operand(tiles.v(use.stage()), Shape::kSlabBytes);
   };
-  const auto arrive = [&](std::uint64_t& mbarrier) {
+  const auto arrive = [&](std::uint32_t mbarrier) {
     __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(&mbarrier);
+    if (lane == 0) ptx::block_mbarrier_arrive(mbarrier);
   };
 
   StageUse block{0};
   for (std::uint32_t count = 0;; ++count) {
-    ptx::mbarrier_wait(&shared.full_q, count % 2);
-    const MhaItem& item = shared.items[count % 2];
+    ptx::block_mbarrier_wait(barriers.full_q(), count % 2);
+    const MhaItem& item = shared.items[count % 3];
     if (item.none) return;
     const int group_row = item.work.item.row + group * Shape::kGroupRows;
     const int row = group_row + warp * 16 + lane / 4;
@@ -464,31 +541,45 @@ __device__ __forceinline__ void consume(const AttendArguments& args, const Atten
     RowSums rows = {{-FLT_MAX, -FLT_MAX}, {0, 0}};
 #pragma unroll
     for (int i = 0; i < 64; ++i) out[i] = 0;
-    bool more = item.has_blocks;
+    // Of the group's rows the first sees least: up to here every row sees every key.
+    const int all_end = visible_end(args, item.member, item.keys, group_row);
+    [[maybe_unused]] QuadMask mask;
+    if constexpr (kMasked) mask.start(args, item, row, row_end);
+    const auto hide = [&](int key) {
+      if constexpr (kMasked) {
+        hide_unselected(score, mask, key);
+      } else if (key + Shape::kKeys > all_end) {
+        const int end[2] = {visible_end(args, item.member, item.keys, row) - key,
+                            visible_end(args, item.member, item.keys, row + 8) - key};
+        hide_behind(score, end);
+      }
+    };
+    const bool has_blocks = item.first_key < item.keys.end;
+    bool more = has_blocks;
     while (more) {
       // The next block that concerns this group, with no product of it under way.
       MhaBlock at;
       while (true) {
-        ptx::mbarrier_wait(&shared.full_k[block.stage()], block.parity());
-        at = shared.blocks[block.stage()];
+        ptx::block_mbarrier_wait(barriers.full_k(block.stage()), block.parity());
+        at = barriers.block(block.stage());
         if ((at.groups >> group & 1) != 0) break;
-        arrive(shared.empty_k[block.stage()]);
+        arrive(barriers.empty_k(block.stage()));
         // Not before V is there: the other group may still hold the stage's V before this one.
-        ptx::mbarrier_wait(&shared.full_v[block.stage()], block.parity());
-        arrive(shared.empty_v[block.stage()]);
+        ptx::block_mbarrier_wait(barriers.full_v(block.stage()), block.parity());
+        arrive(barriers.empty_v(block.stage()));
         ++block.use;
         if (at.last) break;
       }
       if ((at.groups >> group & 1) == 0) break;
-      [[maybe_unused]] QuadWords words;
-      if constexpr (kMasked) words.fetch(args, item, row, row_end, at.key);
       ptx::pin(score);
       ptx::wgmma_fence();
       start_scores(score, q, keys_of(block));
+      if constexpr (kMasked) mask.fetch(at.key);
       ptx::wgmma_wait<0>();
       ptx::pin(score);
-      arrive(shared.empty_k[block.stage()]);
-      hide<kMasked>(score, args, item, words, row, row_end, group_row, at.key);
+      arrive(barriers.empty_k(block.stage()));
+      hide(at.key);
+      if constexpr (kMasked) mask.fetch(at.following);
       weigh(score, rows, scale, factor);
       rescale(out, factor);
       round_weights(score, weights);
@@ -498,25 +589,28 @@ __device__ __forceinline__ void consume(const AttendArguments& args, const Atten
       // S of a block and O of the one before it are under way together; the softmax of S runs
       // while O does.
       while (!at.last) {
-        ptx::mbarrier_wait(&shared.full_k[block.stage()], block.parity());
-        const MhaBlock following = shared.blocks[block.stage()];
+        ptx::block_mbarrier_wait(barriers.full_k(block.stage()), block.parity());
+        const MhaBlock following = barriers.block(block.stage());
         if ((following.groups >> group & 1) == 0) break;
-        if constexpr (kMasked) words.fetch(args, item, row, row_end, following.key);
         ptx::pin(score);
         ptx::pin(out);
         ptx::wgmma_fence();
         start_scores(score, q, keys_of(block));
-        ptx::mbarrier_wait(&shared.full_v[values.stage()], values.parity());
+        ptx::block_mbarrier_wait(barriers.full_v(values.stage()), values.parity());
         ptx::wgmma_fence();
         start_output(out, weights, values_of(values));
         ptx::wgmma_wait<1>();
         ptx::pin(score);
-        arrive(shared.empty_k[block.stage()]);
-        hide<kMasked>(score, args, item, words, row, row_end, group_row, following.key);
+        arrive(barriers.empty_k(block.stage()));
+        hide(following.key);
+        if constexpr (kMasked) mask.fetch(following.following);
         weigh(score, rows, scale, factor);
+        ptx::pin(score);
+        // Never true, which only the weights tell: they are computed in front of the wait.
+        if (__any_sync(~0u, rows.sum[0] + rows.sum[1] < 0)) asm volatile("nanosleep.u32 0;");
         ptx::wgmma_wait<0>();
         ptx::pin(out);
-        arrive(shared.empty_v[values.stage()]);
+        arrive(barriers.empty_v(values.stage()));
         rescale(out, factor);
         round_weights(score, weights);
         at = following;
@@ -524,9 +618,9 @@ __device__ __forceinline__ void consume(const AttendArguments& args, const Atten
         ++block.use;
       }
       more = !at.last;
-      if (!more) arrive(shared.empty_q);
+      if (!more) arrive(barriers.empty_q());
 
-      ptx::mbarrier_wait(&shared.full_v[values.stage()], values.parity());
+      ptx::block_mbarrier_wait(barriers.full_v(values.stage()), values.parity());
       // Only a last block can reach past the end. What lies there may be anything, and 0 · NaN is
       // NaN. Each group clears the rows for itself: for the other one they are 0 already or not yet
       // read.
@@ -548,9 +642,9 @@ __device__ __forceinline__ void consume(const AttendArguments& args, const Atten
       start_output(out, weights, values_of(values));
       ptx::wgmma_wait<0>();
       ptx::pin(out);
-      arrive(shared.empty_v[values.stage()]);
+      arrive(barriers.empty_v(values.stage()));
     }
-    if (more || !item.has_blocks) arrive(shared.empty_q);  // not done so with the last product
+    if (more || !has_blocks) arrive(barriers.empty_q());  // not done so with the last product
     finish(args, plan, item, row, row_end, rows, out);
   }
 }
@@ -561,9 +655,9 @@ __device__ __forceinline__ void consume(const AttendArguments& args, const Atten
 ///   S[128, 128] = Q[128, P+R] · K[128, P+R]ᵀ   both operands from shared memory
 ///   online softmax in base 2, fp32, a quad of lanes per row
 ///   O[128, V] += P[128, 128] · V[128, V]       P from registers as bf16, V as it lies, N-major
-/// One CTA per SM that stays: a producer warp (the rest of its warpgroup ends at once) and two
-/// consumer warpgroups of 64 rows each. CTAs take (item, head) from a common counter, longest items
-/// first (attend_plan.cuh); two stages of K and V, one of Q.
+/// One CTA per SM that stays: a warpgroup of which one warp schedules and one produces, and
+/// two consumer warpgroups of 64 rows each. CTAs take (item, head) from a common counter, longest
+/// items first (attend_plan.cuh); two stages of K and V, one of Q.
 template <bool kMasked>
 __global__ void __launch_bounds__(MhaShape::kThreads, 1)
     masked_mha_kernel(const __grid_constant__ MhaMaps maps,
@@ -573,12 +667,16 @@ __global__ void __launch_bounds__(MhaShape::kThreads, 1)
   using Shape = MhaShape;
   extern __shared__ std::byte shared_memory[];
   __shared__ MhaShared shared;
-  const MhaTiles tiles{(ptx::shared_address(shared_memory) + Shape::kAlignment - 1) /
-                       Shape::kAlignment * Shape::kAlignment};
+  const MhaTiles tiles{
+      cuda::not_hoisted((ptx::shared_address(shared_memory) + Shape::kAlignment - 1) /
+                        Shape::kAlignment * Shape::kAlignment)};
+  const MhaBarriers barriers{cuda::not_hoisted(ptx::shared_address(&shared))};
   if (threadIdx.x == 0) {
     constexpr int kConsumerWarps = Shape::kGroups * Shape::kGroupThreads / 32;
     ptx::mbarrier_init(&shared.full_q, 1);
     ptx::mbarrier_init(&shared.empty_q, kConsumerWarps);
+    ptx::mbarrier_init(&shared.wanted, 1);
+    ptx::mbarrier_init(&shared.ready, 1);
     for (int stage = 0; stage < Shape::kStages; ++stage) {
       ptx::mbarrier_init(&shared.full_k[stage], 1);
       ptx::mbarrier_init(&shared.empty_k[stage], kConsumerWarps);
@@ -588,13 +686,17 @@ __global__ void __launch_bounds__(MhaShape::kThreads, 1)
     ptx::mbarrier_init_fence();
   }
   __syncthreads();
-  const int group = static_cast<int>(threadIdx.x) / Shape::kGroupThreads;
+  // From one lane, so that the compiler takes what follows from it as uniform.
+  const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / Shape::kGroupThreads, 0);
   if (group == 0) {
     ptx::release_registers<Shape::kProducerRegisters>();
-    if (threadIdx.x < 32) produce<kMasked>(maps, args, plan, shared, tiles);
+    if (threadIdx.x < 32)
+      produce<kMasked>(maps, args, shared, barriers, tiles);
+    else if (threadIdx.x < 64)
+      schedule<kMasked>(args, plan, shared, barriers);
   } else {
     ptx::claim_registers<Shape::kConsumerRegisters>();
-    consume<kMasked>(args, plan, shared, tiles, group - 1);
+    consume<kMasked>(args, plan, shared, barriers, tiles, group - 1);
   }
 #endif
 }
