@@ -31,10 +31,12 @@ struct MhaShape {
   /// Blocks of K and of V that are on their way or in use.
   static constexpr int kStages = 2;
   static constexpr int kGroupThreads = 128, kThreads = (1 + kGroups) * kGroupThreads;
+  /// Products of O (16 keys each) between which no exponentials are computed.
+  static constexpr int kChunkSteps = 1;
   /// Blocks before the end of an item at which the next one is looked up.
   static constexpr int kAskAhead = 6;
-  /// Registers per thread: 40 · 128 + 232 · 256 = 64,512 of 65,536.
-  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+  /// Registers per thread: 56 · 128 + 224 · 256 = 64,512 of 65,536.
+  static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
   // Shared memory, bytes: slabs of 64 columns, 128 rows of 128 bytes each, swizzled.
   static constexpr int kSlabColumns = 64, kSlabBytes = 128 * 128;
   static constexpr int kQueryBytes = kQk / kSlabColumns * kSlabBytes;
@@ -193,9 +195,7 @@ __device__ __forceinline__ void schedule(const AttendArguments& args, const Atte
   }
 }
 
-/// The producer warp: walks the key blocks of one item after the other and starts all copies. K of
-/// a block is asked for before V of the block in front of it, in the order in which they are
-/// needed.
+/// The producer warp: walks the key blocks of one item after the other and starts all copies.
 template <bool kMasked>
 __device__ __forceinline__ void produce(const MhaMaps& maps, const AttendArguments& args,
                                         MhaShared& shared, const MhaBarriers& barriers,
@@ -247,18 +247,6 @@ __device__ __forceinline__ void produce(const MhaMaps& maps, const AttendArgumen
       return groups;
     };
     const int key_row = item.member.key_row - item.member.first_key;  // row of K and V of key 0
-    const auto copy_values = [&](const StageUse& use, int key) {
-      const int stage = use.stage();
-      ptx::block_mbarrier_wait(barriers.empty_v(stage), use.parity() ^ 1);
-      if (lane == 0) {
-        ptx::block_mbarrier_arrive_expecting(barriers.full_v(stage), Shape::kValueBytes);
-#pragma unroll
-        for (int slab = 0; slab < Shape::kValue / kColumns; ++slab)
-          ptx::copy_box_3d(tiles.v(stage) + slab * kSlabs, &maps.v, barriers.full_v(stage),
-                           slab * kColumns, head, key_row + key);
-      }
-    };
-    int before = -1;  // the block whose V is still to be copied
     bool asked = false;
     while (key < key_end) {
       const std::uint32_t groups = groups_at(key);
@@ -287,12 +275,17 @@ __device__ __forceinline__ void produce(const MhaMaps& maps, const AttendArgumen
           ptx::copy_box_2d(tiles.k(stage) + (Shape::kNope / kColumns + slab) * kSlabs, &maps.k_pe,
                            barriers.full_k(stage), slab * kColumns, key_row + key);
       }
-      if (before >= 0) copy_values({block.use - 1}, before);
-      before = key;
+      ptx::block_mbarrier_wait(barriers.empty_v(stage), block.parity() ^ 1);
+      if (lane == 0) {
+        ptx::block_mbarrier_arrive_expecting(barriers.full_v(stage), Shape::kValueBytes);
+#pragma unroll
+        for (int slab = 0; slab < Shape::kValue / kColumns; ++slab)
+          ptx::copy_box_3d(tiles.v(stage) + slab * kSlabs, &maps.v, barriers.full_v(stage),
+                           slab * kColumns, head, key_row + key);
+      }
       key = following;
       ++block.use;
     }
-    copy_values({block.use - 1}, before);
   }
 }
 
@@ -314,41 +307,24 @@ __device__ __forceinline__ void start_scores(float (&score)[64], std::uint32_t q
   }
   ptx::wgmma_commit();
 }
-/// O += P · V, started.
-__device__ __forceinline__ void start_output(float (&out)[64], const std::uint32_t (&weights)[32],
-                                             std::uint32_t v) {
-#pragma unroll
-  for (int s = 0; s < MhaShape::kKeys / 16; ++s)
-    ptx::wgmma_m64n128k16_n_major(out, weights[4 * s], weights[4 * s + 1], weights[4 * s + 2],
-                                  weights[4 * s + 3], ptx::advance(v, s * 16 * 128));
-  ptx::wgmma_commit();
-}
-
-/// Scores become weights; `factor`: what the sums so far are to be multiplied with.
-__device__ __forceinline__ void weigh(float (&score)[64], RowSums& rows, float scale,
-                                      float (&factor)[2]) {
+/// Takes the block's scores into the rows' maxima. `factor`: what sums so far are to be multiplied
+/// with.
+__device__ __forceinline__ void raise_maxima(const float (&score)[64], RowSums& rows, float scale,
+                                             float (&factor)[2]) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    float top = score[2 * h];
+    float top[2] = {score[2 * h], score[2 * h + 1]};
 #pragma unroll
-    for (int n = 0; n < 16; ++n)
+    for (int n = 1; n < 16; ++n)
 #pragma unroll
-      for (int i = 0; i < 2; ++i) top = fmaxf(top, score[4 * n + 2 * h + i]);
-    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-    top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-    const float maximum = fmaxf(rows.maximum[h], top * scale);
+      for (int i = 0; i < 2; ++i) top[i] = fmaxf(top[i], score[4 * n + 2 * h + i]);
+    top[0] = fmaxf(top[0], top[1]);
+    top[0] = fmaxf(top[0], __shfl_xor_sync(~0u, top[0], 1));
+    top[0] = fmaxf(top[0], __shfl_xor_sync(~0u, top[0], 2));
+    const float maximum = fmaxf(rows.maximum[h], top[0] * scale);
     factor[h] = ptx::ex2(rows.maximum[h] - maximum);
     rows.maximum[h] = maximum;
-    float sum[2] = {};
-#pragma unroll
-    for (int n = 0; n < 16; ++n)
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float& x = score[4 * n + 2 * h + i];
-        x = ptx::ex2(fmaf(x, scale, -maximum));
-        sum[i] += x;
-      }
-    rows.sum[h] = fmaf(rows.sum[h], factor[h], sum[0] + sum[1]);
+    rows.sum[h] *= factor[h];
   }
 }
 __device__ __forceinline__ void rescale(float (&out)[64], const float (&factor)[2]) {
@@ -356,11 +332,34 @@ __device__ __forceinline__ void rescale(float (&out)[64], const float (&factor)[
 #pragma unroll
   for (int i = 0; i < 64; ++i) out[i] *= factor[i / 2 % 2];
 }
-/// Weights as the A operand of O += P · V: two neighbouring accumulators, one register.
-__device__ __forceinline__ void round_weights(const float (&score)[64],
-                                              std::uint32_t (&weights)[32]) {
+/// O += P · V, started 16 · kChunkSteps keys at a time: the products of a chunk run while the
+/// exponentials of the next one are computed. A warp that starts a product waits until the one
+/// before has begun: all exponentials in front of all products, or behind, would lengthen the chain
+/// of a block by the time of O.
+__device__ __forceinline__ void start_output(float (&out)[64], const float (&score)[64],
+                                             std::uint32_t (&weights)[32], RowSums& rows,
+                                             float scale, std::uint32_t v) {
+  constexpr int kSteps = MhaShape::kChunkSteps;
+  float sum[4] = {};
 #pragma unroll
-  for (int i = 0; i < 32; ++i) weights[i] = ptx::pack_bf16(score[2 * i], score[2 * i + 1]);
+  for (int first = 0; first < MhaShape::kKeys / 16; first += kSteps) {
+#pragma unroll
+    for (int i = 4 * first; i < 4 * (first + kSteps); ++i) {  // two neighbours of row i % 2
+      const float a = ptx::ex2(fmaf(score[2 * i], scale, -rows.maximum[i % 2]));
+      const float b = ptx::ex2(fmaf(score[2 * i + 1], scale, -rows.maximum[i % 2]));
+      sum[i % 2] += a;
+      sum[2 + i % 2] += b;
+      weights[i] = ptx::pack_bf16(a, b);
+    }
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int s = first; s < first + kSteps; ++s)
+      ptx::wgmma_m64n128k16_n_major(out, weights[4 * s], weights[4 * s + 1], weights[4 * s + 2],
+                                    weights[4 * s + 3], ptx::advance(v, s * 16 * 128));
+  }
+  ptx::wgmma_commit();
+#pragma unroll
+  for (int h = 0; h < 2; ++h) rows.sum[h] += sum[h] + sum[2 + h];
 }
 
 /// The mask's words that a lane brings for its quad: of a block the 32 keys from 32 · (lane % 4)
@@ -554,97 +553,70 @@ __device__ __forceinline__ void consume(const AttendArguments& args, const Atten
         hide_behind(score, end);
       }
     };
-    const bool has_blocks = item.first_key < item.keys.end;
-    bool more = has_blocks;
-    while (more) {
-      // The next block that concerns this group, with no product of it under way.
-      MhaBlock at;
-      while (true) {
+    // Clears V's rows past the end, which may hold anything: 0 · NaN is NaN. Only a last block
+    // reaches there. Each group does it for itself: for the other one they are 0 already or not yet
+    // read.
+    const auto clear_behind = [&](int key) {
+      const int valid = item.keys.end - key;
+      if (valid >= Shape::kKeys) return;
+      constexpr int kChunksPerRow = 8;
+      const std::uint32_t zeros[4] = {};
+#pragma unroll 1
+      for (int c = valid * kChunksPerRow + static_cast<int>(threadIdx.x) % Shape::kGroupThreads;
+           c < Shape::kKeys * kChunksPerRow; c += Shape::kGroupThreads)
+#pragma unroll
+        for (int slab = 0; slab < Shape::kValue / Shape::kSlabColumns; ++slab)
+          ptx::store_shared_16(tiles.v(block.stage()) + slab * Shape::kSlabBytes + c * 16, zeros);
+      ptx::fence_shared_to_async();
+      ptx::named_barrier(1 + group, Shape::kGroupThreads);
+    };
+    bool ended = item.first_key >= item.keys.end;  // `at` was the item's last block
+    bool holds_q = true;
+    [[maybe_unused]] int fetched = item.keys.begin - 1;  // the block whose mask words are here
+    MhaBlock at;
+    // Finds the next block that this group attends, while it has no product under way and holds no
+    // V.
+    const auto seek = [&] {
+      while (!ended) {
         ptx::block_mbarrier_wait(barriers.full_k(block.stage()), block.parity());
         at = barriers.block(block.stage());
-        if ((at.groups >> group & 1) != 0) break;
+        ended = at.last != 0;
+        if ((at.groups >> group & 1) != 0) return true;
         arrive(barriers.empty_k(block.stage()));
         // Not before V is there: the other group may still hold the stage's V before this one.
         ptx::block_mbarrier_wait(barriers.full_v(block.stage()), block.parity());
         arrive(barriers.empty_v(block.stage()));
         ++block.use;
-        if (at.last) break;
       }
-      if ((at.groups >> group & 1) == 0) break;
+      return false;
+    };
+    while (seek()) {
       ptx::pin(score);
       ptx::wgmma_fence();
       start_scores(score, q, keys_of(block));
-      if constexpr (kMasked) mask.fetch(at.key);
+      if constexpr (kMasked)
+        if (at.key != fetched) mask.fetch(at.key);
       ptx::wgmma_wait<0>();
       ptx::pin(score);
       arrive(barriers.empty_k(block.stage()));
+      if (ended) {
+        holds_q = false;
+        arrive(barriers.empty_q());
+      }
       hide(at.key);
-      if constexpr (kMasked) mask.fetch(at.following);
-      weigh(score, rows, scale, factor);
+      if constexpr (kMasked) mask.fetch(fetched = at.following);
+      raise_maxima(score, rows, scale, factor);
       rescale(out, factor);
-      round_weights(score, weights);
-      StageUse values = block;
-      ++block.use;
-
-      // S of a block and O of the one before it are under way together; the softmax of S runs
-      // while O does.
-      while (!at.last) {
-        ptx::block_mbarrier_wait(barriers.full_k(block.stage()), block.parity());
-        const MhaBlock following = barriers.block(block.stage());
-        if ((following.groups >> group & 1) == 0) break;
-        ptx::pin(score);
-        ptx::pin(out);
-        ptx::wgmma_fence();
-        start_scores(score, q, keys_of(block));
-        ptx::block_mbarrier_wait(barriers.full_v(values.stage()), values.parity());
-        ptx::wgmma_fence();
-        start_output(out, weights, values_of(values));
-        ptx::wgmma_wait<1>();
-        ptx::pin(score);
-        arrive(barriers.empty_k(block.stage()));
-        hide(following.key);
-        if constexpr (kMasked) mask.fetch(following.following);
-        weigh(score, rows, scale, factor);
-        ptx::pin(score);
-        // Never true, which only the weights tell: they are computed in front of the wait.
-        if (__any_sync(~0u, rows.sum[0] + rows.sum[1] < 0)) asm volatile("nanosleep.u32 0;");
-        ptx::wgmma_wait<0>();
-        ptx::pin(out);
-        arrive(barriers.empty_v(values.stage()));
-        rescale(out, factor);
-        round_weights(score, weights);
-        at = following;
-        values = block;
-        ++block.use;
-      }
-      more = !at.last;
-      if (!more) arrive(barriers.empty_q());
-
-      ptx::block_mbarrier_wait(barriers.full_v(values.stage()), values.parity());
-      // Only a last block can reach past the end. What lies there may be anything, and 0 · NaN is
-      // NaN. Each group clears the rows for itself: for the other one they are 0 already or not yet
-      // read.
-      if (const int valid = item.keys.end - at.key; valid < Shape::kKeys) {
-        constexpr int kChunksPerRow = 8;
-        const std::uint32_t zeros[4] = {};
-#pragma unroll 1
-        for (int c = valid * kChunksPerRow + static_cast<int>(threadIdx.x) % Shape::kGroupThreads;
-             c < Shape::kKeys * kChunksPerRow; c += Shape::kGroupThreads)
-#pragma unroll
-          for (int slab = 0; slab < Shape::kValue / Shape::kSlabColumns; ++slab)
-            ptx::store_shared_16(tiles.v(values.stage()) + slab * Shape::kSlabBytes + c * 16,
-                                 zeros);
-        ptx::fence_shared_to_async();
-        ptx::named_barrier(1 + group, Shape::kGroupThreads);
-      }
+      ptx::block_mbarrier_wait(barriers.full_v(block.stage()), block.parity());
+      clear_behind(at.key);
       ptx::pin(out);
-      ptx::wgmma_fence();
-      start_output(out, weights, values_of(values));
+      start_output(out, score, weights, rows, scale, values_of(block));
       ptx::wgmma_wait<0>();
       ptx::pin(out);
-      arrive(barriers.empty_v(values.stage()));
+      arrive(barriers.empty_v(block.stage()));
+      ++block.use;
     }
-    if (more || !has_blocks) arrive(barriers.empty_q());  // not done so with the last product
+    if (holds_q) arrive(barriers.empty_q());
     finish(args, plan, item, row, row_end, rows, out);
   }
 }
