@@ -111,6 +111,11 @@ __device__ inline void pin(float (&registers)[Count]) {
 #pragma unroll
   for (int i = 0; i < Count; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
+template <int Count>
+__device__ inline void pin(std::uint32_t (&registers)[Count]) {
+#pragma unroll
+  for (int i = 0; i < Count; ++i) asm volatile("" : "+r"(registers[i])::"memory");
+}
 
 /// d[64, 128] (+)= a[64, 16] · b[16, 128], bf16, fp32 accumulators; the first with a from shared
 /// memory, both K-major, `Adds` false overwriting d; the second with a from registers and b

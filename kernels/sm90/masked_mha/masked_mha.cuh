@@ -31,12 +31,10 @@ struct MhaShape {
   /// Blocks of K and of V that are on their way or in use.
   static constexpr int kStages = 2;
   static constexpr int kGroupThreads = 128, kThreads = (1 + kGroups) * kGroupThreads;
-  /// Products of O (16 keys each) between which no exponentials are computed.
-  static constexpr int kChunkSteps = 1;
   /// Blocks before the end of an item at which the next one is looked up.
   static constexpr int kAskAhead = 6;
-  /// Registers per thread: 56 · 128 + 224 · 256 = 64,512 of 65,536.
-  static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+  /// Registers per thread: 40 · 128 + 232 · 256 = 64,512 of 65,536.
+  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
   // Shared memory, bytes: slabs of 64 columns, 128 rows of 128 bytes each, swizzled.
   static constexpr int kSlabColumns = 64, kSlabBytes = 128 * 128;
   static constexpr int kQueryBytes = kQk / kSlabColumns * kSlabBytes;
@@ -230,20 +228,24 @@ __device__ __forceinline__ void produce(const MhaMaps& maps, const AttendArgumen
     if (key >= key_end) continue;
 
     cuda::KeyWalk& walk = shared.walks[count % 2];
+    // Without a mask: where the keys end that a group sees, which its last row tells.
+    [[maybe_unused]] int group_end[Shape::kGroups];
+    if constexpr (!kMasked)
+#pragma unroll
+      for (int g = 0; g < Shape::kGroups; ++g) {
+        const int begin = row + g * Shape::kGroupRows;
+        const int end = min(begin + Shape::kGroupRows, row_end);
+        group_end[g] =
+            begin < end ? visible_end(args, item.member, item.keys, end - 1) : item.keys.begin;
+      }
     // The groups that attend the block at `key`.
     const auto groups_at = [&](int key) {
       std::uint32_t groups = 0;
       [[maybe_unused]] unsigned visitors = 0;
       if constexpr (kMasked) visitors = walk.visitors(args, key + Shape::kKeys);
 #pragma unroll
-      for (int g = 0; g < Shape::kGroups; ++g) {
-        const int begin = row + g * Shape::kGroupRows;
-        const int end = min(begin + Shape::kGroupRows, row_end);
-        const bool sees =
-            kMasked ? (visitors & item.lists[g]) != 0
-                    : begin < end && key < visible_end(args, item.member, item.keys, end - 1);
-        groups |= sees ? 1u << g : 0u;
-      }
+      for (int g = 0; g < Shape::kGroups; ++g)
+        if (kMasked ? (visitors & item.lists[g]) != 0 : key < group_end[g]) groups |= 1u << g;
       return groups;
     };
     const int key_row = item.member.key_row - item.member.first_key;  // row of K and V of key 0
@@ -295,36 +297,58 @@ struct RowSums {
   float sum[2];      // the thread's share of the weights' sum
 };
 
-/// S = Q · Kᵀ for a warpgroup's 64 rows, started.
-__device__ __forceinline__ void start_scores(float (&score)[64], std::uint32_t q, std::uint32_t k) {
-#pragma unroll
-  for (int s = 0; s < MhaShape::kQk / 16; ++s) {
-    const int bytes = s / 4 * MhaShape::kSlabBytes + s % 4 * 32;
-    if (s == 0)
-      ptx::wgmma_m64n128k16<false>(score, ptx::advance(q, bytes), ptx::advance(k, bytes));
-    else
-      ptx::wgmma_m64n128k16<true>(score, ptx::advance(q, bytes), ptx::advance(k, bytes));
-  }
-  ptx::wgmma_commit();
+/// What `sum`, which is not negative, is made from stays in front of what follows: else the
+/// compiler moves the exponentials to where their results are needed, behind the products that they
+/// are to run beside. A branch that is never taken, which only `sum` tells.
+__device__ __forceinline__ void stay_in_front(float sum) {
+  if (__any_sync(~0u, sum < 0)) asm volatile("nanosleep.u32 0;");
 }
-/// Takes the block's scores into the rows' maxima. `factor`: what sums so far are to be multiplied
+
+/// Step `s` (16 of the head width's columns) of S = Q · Kᵀ for a warpgroup's 64 rows, started.
+__device__ __forceinline__ void start_score_step(float (&score)[64], std::uint32_t q,
+                                                 std::uint32_t k, int s) {
+  const int bytes = s / 4 * MhaShape::kSlabBytes + s % 4 * 32;
+  if (s == 0)
+    ptx::wgmma_m64n128k16<false>(score, ptx::advance(q, bytes), ptx::advance(k, bytes));
+  else
+    ptx::wgmma_m64n128k16<true>(score, ptx::advance(q, bytes), ptx::advance(k, bytes));
+}
+/// Step `s` (16 keys) of O += P · V, started.
+__device__ __forceinline__ void start_output_step(float (&out)[64],
+                                                  const std::uint32_t (&weights)[32],
+                                                  std::uint32_t v, int s) {
+  ptx::wgmma_m64n128k16_n_major(out, weights[4 * s], weights[4 * s + 1], weights[4 * s + 2],
+                                weights[4 * s + 3], ptx::advance(v, s * 16 * 128));
+}
+
+/// The largest of a thread's scores of keys 32 · part … + 31 joins `top`, per row.
+__device__ __forceinline__ void take_maxima(const float (&score)[64], float (&top)[2], int part) {
+#pragma unroll
+  for (int i = 16 * part; i < 16 * part + 16; ++i) top[i / 2 % 2] = fmaxf(top[i / 2 % 2], score[i]);
+}
+/// `top`, of all 128 keys, joins the rows' maxima. `factor`: what sums so far are to be multiplied
 /// with.
-__device__ __forceinline__ void raise_maxima(const float (&score)[64], RowSums& rows, float scale,
+__device__ __forceinline__ void raise_maxima(RowSums& rows, float (&top)[2], float scale,
                                              float (&factor)[2]) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    float top[2] = {score[2 * h], score[2 * h + 1]};
-#pragma unroll
-    for (int n = 1; n < 16; ++n)
-#pragma unroll
-      for (int i = 0; i < 2; ++i) top[i] = fmaxf(top[i], score[4 * n + 2 * h + i]);
-    top[0] = fmaxf(top[0], top[1]);
-    top[0] = fmaxf(top[0], __shfl_xor_sync(~0u, top[0], 1));
-    top[0] = fmaxf(top[0], __shfl_xor_sync(~0u, top[0], 2));
-    const float maximum = fmaxf(rows.maximum[h], top[0] * scale);
+    top[h] = fmaxf(top[h], __shfl_xor_sync(~0u, top[h], 1));
+    top[h] = fmaxf(top[h], __shfl_xor_sync(~0u, top[h], 2));
+    const float maximum = fmaxf(rows.maximum[h], top[h] * scale);
     factor[h] = ptx::ex2(rows.maximum[h] - maximum);
     rows.maximum[h] = maximum;
     rows.sum[h] *= factor[h];
+  }
+}
+/// Scores of 16 keys become weights, rounded for O += P · V, and join the rows' sums.
+__device__ __forceinline__ void weigh(const float (&score)[64], std::uint32_t (&weights)[32],
+                                      RowSums& rows, float scale, int s) {
+#pragma unroll
+  for (int i = 4 * s; i < 4 * s + 4; ++i) {  // two neighbours of row i % 2
+    const float a = ptx::ex2(fmaf(score[2 * i], scale, -rows.maximum[i % 2]));
+    const float b = ptx::ex2(fmaf(score[2 * i + 1], scale, -rows.maximum[i % 2]));
+    rows.sum[i % 2] += a + b;
+    weights[i] = ptx::pack_bf16(a, b);
   }
 }
 __device__ __forceinline__ void rescale(float (&out)[64], const float (&factor)[2]) {
@@ -332,36 +356,6 @@ __device__ __forceinline__ void rescale(float (&out)[64], const float (&factor)[
 #pragma unroll
   for (int i = 0; i < 64; ++i) out[i] *= factor[i / 2 % 2];
 }
-/// O += P · V, started 16 · kChunkSteps keys at a time: the products of a chunk run while the
-/// exponentials of the next one are computed. A warp that starts a product waits until the one
-/// before has begun: all exponentials in front of all products, or behind, would lengthen the chain
-/// of a block by the time of O.
-__device__ __forceinline__ void start_output(float (&out)[64], const float (&score)[64],
-                                             std::uint32_t (&weights)[32], RowSums& rows,
-                                             float scale, std::uint32_t v) {
-  constexpr int kSteps = MhaShape::kChunkSteps;
-  float sum[4] = {};
-#pragma unroll
-  for (int first = 0; first < MhaShape::kKeys / 16; first += kSteps) {
-#pragma unroll
-    for (int i = 4 * first; i < 4 * (first + kSteps); ++i) {  // two neighbours of row i % 2
-      const float a = ptx::ex2(fmaf(score[2 * i], scale, -rows.maximum[i % 2]));
-      const float b = ptx::ex2(fmaf(score[2 * i + 1], scale, -rows.maximum[i % 2]));
-      sum[i % 2] += a;
-      sum[2 + i % 2] += b;
-      weights[i] = ptx::pack_bf16(a, b);
-    }
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int s = first; s < first + kSteps; ++s)
-      ptx::wgmma_m64n128k16_n_major(out, weights[4 * s], weights[4 * s + 1], weights[4 * s + 2],
-                                    weights[4 * s + 3], ptx::advance(v, s * 16 * 128));
-  }
-  ptx::wgmma_commit();
-#pragma unroll
-  for (int h = 0; h < 2; ++h) rows.sum[h] += sum[h] + sum[2 + h];
-}
-
 /// The mask's words that a lane brings for its quad: of a block the 32 keys from 32 · (lane % 4)
 /// on, of rows g and g + 8.
 class QuadMask {
@@ -535,7 +529,7 @@ __device__ __forceinline__ void consume(const AttendArguments& args, const Atten
     const int row = group_row + warp * 16 + lane / 4;
     const int row_end = min(item.work.item.row + Shape::kRows, item.member.query_len);
 
-    float out[64], score[64], factor[2];
+    float out[64], score[64], next_score[64], factor[2];
     std::uint32_t weights[32];
     RowSums rows = {{-FLT_MAX, -FLT_MAX}, {0, 0}};
 #pragma unroll
@@ -544,7 +538,7 @@ __device__ __forceinline__ void consume(const AttendArguments& args, const Atten
     const int all_end = visible_end(args, item.member, item.keys, group_row);
     [[maybe_unused]] QuadMask mask;
     if constexpr (kMasked) mask.start(args, item, row, row_end);
-    const auto hide = [&](int key) {
+    const auto hide = [&](float(&score)[64], int key) {
       if constexpr (kMasked) {
         hide_unselected(score, mask, key);
       } else if (key + Shape::kKeys > all_end) {
@@ -553,27 +547,18 @@ __device__ __forceinline__ void consume(const AttendArguments& args, const Atten
         hide_behind(score, end);
       }
     };
-    // Clears V's rows past the end, which may hold anything: 0 · NaN is NaN. Only a last block
-    // reaches there. Each group does it for itself: for the other one they are 0 already or not yet
-    // read.
-    const auto clear_behind = [&](int key) {
-      const int valid = item.keys.end - key;
-      if (valid >= Shape::kKeys) return;
-      constexpr int kChunksPerRow = 8;
-      const std::uint32_t zeros[4] = {};
-#pragma unroll 1
-      for (int c = valid * kChunksPerRow + static_cast<int>(threadIdx.x) % Shape::kGroupThreads;
-           c < Shape::kKeys * kChunksPerRow; c += Shape::kGroupThreads)
-#pragma unroll
-        for (int slab = 0; slab < Shape::kValue / Shape::kSlabColumns; ++slab)
-          ptx::store_shared_16(tiles.v(block.stage()) + slab * Shape::kSlabBytes + c * 16, zeros);
-      ptx::fence_shared_to_async();
-      ptx::named_barrier(1 + group, Shape::kGroupThreads);
-    };
     bool ended = item.first_key >= item.keys.end;  // `at` was the item's last block
     bool holds_q = true;
     [[maybe_unused]] int fetched = item.keys.begin - 1;  // the block whose mask words are here
     MhaBlock at;
+    StageUse values{0};  // the block whose weights are still to be computed
+    // K of the block has been read.
+    const auto release_keys = [&] {
+      arrive(barriers.empty_k(block.stage()));
+      if (!ended) return;
+      holds_q = false;
+      arrive(barriers.empty_q());
+    };
     // Finds the next block that this group attends, while it has no product under way and holds no
     // V.
     const auto seek = [&] {
@@ -590,31 +575,119 @@ __device__ __forceinline__ void consume(const AttendArguments& args, const Atten
       }
       return false;
     };
+    // Whether the group attends the next block, which is then the one at hand.
+    const auto goes_on = [&] {
+      if (ended) return false;
+      ptx::block_mbarrier_wait(barriers.full_k(block.stage()), block.parity());
+      const MhaBlock following = barriers.block(block.stage());
+      if ((following.groups >> group & 1) == 0) return false;
+      at = following;
+      ended = at.last != 0;
+      return true;
+    };
+    // S of the block at hand, `to`, and O of the one before it, whose scores are `from`. A warp
+    // that starts a product waits until the one before has begun: so the exponentials stand between
+    // the products of S, and the search for the new maxima between those of O.
+    const auto step = [&](float(&from)[64], float(&to)[64]) {
+      const std::uint32_t k = keys_of(block), v = values_of(values);
+      float top[2] = {-HUGE_VALF, -HUGE_VALF};
+      ptx::pin(to);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int s = 0; s < Shape::kQk / 16; ++s) {
+        start_score_step(to, q, k, s);
+        if (s >= Shape::kKeys / 16) continue;
+        weigh(from, weights, rows, scale, s);
+        if (s % 2 != 0) stay_in_front(rows.sum[0] + rows.sum[1]);
+        ptx::wgmma_fence();
+      }
+      ptx::wgmma_commit();
+      ptx::block_mbarrier_wait(barriers.full_v(values.stage()), values.parity());
+      ptx::pin(out);
+      ptx::wgmma_fence();
+      start_output_step(out, weights, v, 0);
+      start_output_step(out, weights, v, 1);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<1>();
+      ptx::pin(to);
+      release_keys();
+      hide(to, at.key);
+      if constexpr (kMasked) mask.fetch(fetched = at.following);
+#pragma unroll
+      for (int part = 0; part < 4; ++part) {
+        take_maxima(to, top, part);
+        ptx::pin(top);
+        if (part == 3) break;
+        if (part == 0) ptx::wgmma_fence();
+        start_output_step(out, weights, v, 2 + 2 * part);
+        start_output_step(out, weights, v, 3 + 2 * part);
+      }
+      ptx::wgmma_commit();
+      raise_maxima(rows, top, scale, factor);
+      ptx::wgmma_wait<0>();
+      ptx::pin(out);
+      arrive(barriers.empty_v(values.stage()));
+      rescale(out, factor);
+      values = block;
+      ++block.use;
+    };
     while (seek()) {
+      float top[2] = {-HUGE_VALF, -HUGE_VALF};
       ptx::pin(score);
       ptx::wgmma_fence();
-      start_scores(score, q, keys_of(block));
+#pragma unroll
+      for (int s = 0; s < Shape::kQk / 16; ++s) start_score_step(score, q, keys_of(block), s);
+      ptx::wgmma_commit();
       if constexpr (kMasked)
         if (at.key != fetched) mask.fetch(at.key);
       ptx::wgmma_wait<0>();
       ptx::pin(score);
-      arrive(barriers.empty_k(block.stage()));
-      if (ended) {
-        holds_q = false;
-        arrive(barriers.empty_q());
-      }
-      hide(at.key);
+      release_keys();
+      hide(score, at.key);
       if constexpr (kMasked) mask.fetch(fetched = at.following);
-      raise_maxima(score, rows, scale, factor);
+#pragma unroll
+      for (int part = 0; part < 4; ++part) take_maxima(score, top, part);
+      raise_maxima(rows, top, scale, factor);
       rescale(out, factor);
-      ptx::block_mbarrier_wait(barriers.full_v(block.stage()), block.parity());
-      clear_behind(at.key);
+      values = block;
+      ++block.use;
+      while (goes_on()) {
+        step(score, next_score);
+        if (!goes_on()) {
+#pragma unroll
+          for (int i = 0; i < 64; ++i) score[i] = next_score[i];
+          break;
+        }
+        step(next_score, score);
+      }
+      ptx::block_mbarrier_wait(barriers.full_v(values.stage()), values.parity());
+      // Only a last block can reach past the end. What lies there may be anything, and 0 · NaN is
+      // NaN. Each group clears V's rows for itself: for the other one they are 0 already or not yet
+      // read.
+      if (const int valid = item.keys.end - at.key; valid < Shape::kKeys) {
+        constexpr int kChunksPerRow = 8;
+        const std::uint32_t zeros[4] = {};
+#pragma unroll 1
+        for (int c = valid * kChunksPerRow + static_cast<int>(threadIdx.x) % Shape::kGroupThreads;
+             c < Shape::kKeys * kChunksPerRow; c += Shape::kGroupThreads)
+#pragma unroll
+          for (int slab = 0; slab < Shape::kValue / Shape::kSlabColumns; ++slab)
+            ptx::store_shared_16(tiles.v(values.stage()) + slab * Shape::kSlabBytes + c * 16,
+                                 zeros);
+        ptx::fence_shared_to_async();
+        ptx::named_barrier(1 + group, Shape::kGroupThreads);
+      }
+#pragma unroll
+      for (int s = 0; s < Shape::kKeys / 16; ++s) weigh(score, weights, rows, scale, s);
       ptx::pin(out);
-      start_output(out, score, weights, rows, scale, values_of(block));
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int s = 0; s < Shape::kKeys / 16; ++s)
+        start_output_step(out, weights, values_of(values), s);
+      ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::pin(out);
-      arrive(barriers.empty_v(block.stage()));
-      ++block.use;
+      arrive(barriers.empty_v(values.stage()));
     }
     if (holds_q) arrive(barriers.empty_q());
     finish(args, plan, item, row, row_end, rows, out);
