@@ -291,6 +291,10 @@ __device__ __forceinline__ void produce(const MhaMaps& maps, const AttendArgumen
   }
 }
 
+/// `x`, the same in all lanes, in a way that tells the compiler so: descriptors are then computed
+/// in uniform registers, as many as there are products under way.
+__device__ inline std::uint32_t uniform(std::uint32_t x) { return __shfl_sync(~0u, x, 0); }
+
 /// What a thread knows of its rows g and g + 8 of its warp's sixteen.
 struct RowSums {
   float maximum[2];  // of the logits so far, times log2 e; finite from the start
@@ -508,12 +512,12 @@ __device__ __forceinline__ void consume(const AttendArguments& args, const Atten
   constexpr int kGroupBytes = Shape::kGroupRows * 128;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const float scale = args.softmax_scale * kLog2e;
-  const std::uint32_t q = ptx::swizzled_operand(tiles.q + group * kGroupBytes);
+  const std::uint32_t q = uniform(ptx::swizzled_operand(tiles.q + group * kGroupBytes));
   const auto keys_of = [&](const StageUse& use) {
-    return ptx::swizzled_operand(tiles.k(use.stage()));
+    return uniform(ptx::swizzled_operand(tiles.k(use.stage())));
   };
   const auto values_of = [&](const StageUse& use) {
-    return ptx::swizzled_operand(tiles.v(use.stage()), Shape::kSlabBytes);
+    return uniform(ptx::swizzled_operand(tiles.v(use.stage()), Shape::kSlabBytes));
   };
   const auto arrive = [&](std::uint32_t mbarrier) {
     __syncwarp();
@@ -635,8 +639,9 @@ __device__ __forceinline__ void consume(const AttendArguments& args, const Atten
       float top[2] = {-HUGE_VALF, -HUGE_VALF};
       ptx::pin(score);
       ptx::wgmma_fence();
+      const std::uint32_t k = keys_of(block);
 #pragma unroll
-      for (int s = 0; s < Shape::kQk / 16; ++s) start_score_step(score, q, keys_of(block), s);
+      for (int s = 0; s < Shape::kQk / 16; ++s) start_score_step(score, q, k, s);
       ptx::wgmma_commit();
       if constexpr (kMasked)
         if (at.key != fetched) mask.fetch(at.key);
@@ -681,9 +686,9 @@ __device__ __forceinline__ void consume(const AttendArguments& args, const Atten
       for (int s = 0; s < Shape::kKeys / 16; ++s) weigh(score, weights, rows, scale, s);
       ptx::pin(out);
       ptx::wgmma_fence();
+      const std::uint32_t v = values_of(values);
 #pragma unroll
-      for (int s = 0; s < Shape::kKeys / 16; ++s)
-        start_output_step(out, weights, values_of(values), s);
+      for (int s = 0; s < Shape::kKeys / 16; ++s) start_output_step(out, weights, v, s);
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::pin(out);
