@@ -111,29 +111,23 @@ __device__ inline void pin(float (&registers)[Count]) {
 #pragma unroll
   for (int i = 0; i < Count; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
-template <int Count>
-__device__ inline void pin(std::uint32_t (&registers)[Count]) {
-#pragma unroll
-  for (int i = 0; i < Count; ++i) asm volatile("" : "+r"(registers[i])::"memory");
-}
 
 /// d[64, 128] (+)= a[64, 16] · b[16, 128], bf16, fp32 accumulators; the first with a from shared
-/// memory, both K-major, `Adds` false overwriting d; the second with a from registers and b
-/// MN-major. Of warp w in its warpgroup, with g = lane / 4 and t = lane % 4:
+/// memory and b K-major, the second with a from registers and b K-major or N-major. `kAdds` false
+/// overwrites d. Of warp w in its warpgroup, with g = lane / 4 and t = lane % 4:
 ///   d[4n … 4n+3]: (row 16w + g, columns 8n + 2t, +1), (row 16w + g + 8, the same columns)
 ///   a[0 … 3]: (row 16w + g, k 2t, +1), (row 16w + g + 8, …), (row 16w + g, k 2t + 8, +9), (row
 ///   16w + g + 8, …)
-template <bool Adds>
 __device__ inline void wgmma_m64n128k16(float (&d)[64], std::uint32_t a, std::uint32_t b) {
   asm volatile(
-      "{\n\t.reg .pred adds;\n\t.reg .b64 a, b;\n\tsetp.ne.s32 adds, %66, 0;\n\t"
-      "mov.b64 a, {%64, %67};\n\tmov.b64 b, {%65, %67};\n\t"
+      "{\n\t.reg .b64 a, b;\n\t"
+      "mov.b64 a, {%64, %66};\n\tmov.b64 b, {%65, %66};\n\t"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
       "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "
       "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, "
       "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "a, b, adds, 1, 1, 0, 0;\n\t}"
+      "a, b, 1, 1, 1, 0, 0;\n\t}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
         "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
         "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
@@ -144,19 +138,20 @@ __device__ inline void wgmma_m64n128k16(float (&d)[64], std::uint32_t a, std::ui
         "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
         "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
         "+f"(d[63])
-      : "r"(a), "r"(b), "n"(Adds ? 1 : 0), "n"(swizzled_operand_upper()));
+      : "r"(a), "r"(b), "n"(swizzled_operand_upper()));
 }
-__device__ inline void wgmma_m64n128k16_n_major(float (&d)[64], std::uint32_t a0, std::uint32_t a1,
-                                                std::uint32_t a2, std::uint32_t a3,
-                                                std::uint32_t b) {
+template <bool kAdds, bool kNMajor>
+__device__ inline void wgmma_m64n128k16(float (&d)[64], std::uint32_t a0, std::uint32_t a1,
+                                        std::uint32_t a2, std::uint32_t a3, std::uint32_t b) {
   asm volatile(
-      "{\n\t.reg .b64 b;\n\tmov.b64 b, {%68, %69};\n\t"
+      "{\n\t.reg .pred adds;\n\t.reg .b64 b;\n\tsetp.ne.s32 adds, %70, 0;\n\tmov.b64 b, {%68, "
+      "%69};\n\t"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
       "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "
       "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, "
       "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "{%64, %65, %66, %67}, b, 1, 1, 1, 1;\n\t}"
+      "{%64, %65, %66, %67}, b, adds, 1, 1, %71;\n\t}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
         "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
         "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
@@ -167,7 +162,8 @@ __device__ inline void wgmma_m64n128k16_n_major(float (&d)[64], std::uint32_t a0
         "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
         "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
         "+f"(d[63])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b), "n"(swizzled_operand_upper()));
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b), "n"(swizzled_operand_upper()),
+        "n"(kAdds ? 1 : 0), "n"(kNMajor ? 1 : 0));
 }
 
 }  // namespace sparse_mla::ptx

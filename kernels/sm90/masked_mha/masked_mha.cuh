@@ -25,12 +25,16 @@ struct MhaShape {
   /// Warpgroups that compute, 64 query rows each (the rows of one wgmma). Two of them: 64 sums of
   /// the output, 64 scores and 32 registers of weights per thread leave no room for a third.
   static constexpr int kGroups = 2, kGroupRows = 64, kRows = kGroups * kGroupRows;
-  /// 128 keys: with 64, the 64 rows of Q that every wgmma reads again would keep shared memory busy
-  /// for as long as the products take.
+  /// 128 keys: with 64, the 64 rows of Q that a product reads beside K would keep shared memory
+  /// busy for as long as the product takes.
   static constexpr int kKeys = 128;
   /// Blocks of K and of V that are on their way or in use.
   static constexpr int kStages = 2;
   static constexpr int kGroupThreads = 128, kThreads = (1 + kGroups) * kGroupThreads;
+  /// Steps of S (16 of the head width's columns each) whose part of Q is kept in registers: each
+  /// spares a warpgroup 2 KB of the 6 that its product would read from shared memory. All twelve do
+  /// not fit beside the scores, the weights and the output.
+  static constexpr int kHeldSteps = 8;
   /// Blocks before the end of an item at which the next one is looked up.
   static constexpr int kAskAhead = 6;
   /// Registers per thread: 40 · 128 + 232 · 256 = 64,512 of 65,536.
@@ -193,7 +197,9 @@ __device__ __forceinline__ void schedule(const AttendArguments& args, const Atte
   }
 }
 
-/// The producer warp: walks the key blocks of one item after the other and starts all copies.
+/// The producer warp: walks the key blocks of one item after the other and starts all copies. K of
+/// a block is asked for before V of the block in front of it, in the order in which they are
+/// needed.
 template <bool kMasked>
 __device__ __forceinline__ void produce(const MhaMaps& maps, const AttendArguments& args,
                                         MhaShared& shared, const MhaBarriers& barriers,
@@ -228,27 +234,35 @@ __device__ __forceinline__ void produce(const MhaMaps& maps, const AttendArgumen
     if (key >= key_end) continue;
 
     cuda::KeyWalk& walk = shared.walks[count % 2];
-    // Without a mask: where the keys end that a group sees, which its last row tells.
-    [[maybe_unused]] int group_end[Shape::kGroups];
-    if constexpr (!kMasked)
-#pragma unroll
-      for (int g = 0; g < Shape::kGroups; ++g) {
-        const int begin = row + g * Shape::kGroupRows;
-        const int end = min(begin + Shape::kGroupRows, row_end);
-        group_end[g] =
-            begin < end ? visible_end(args, item.member, item.keys, end - 1) : item.keys.begin;
-      }
     // The groups that attend the block at `key`.
     const auto groups_at = [&](int key) {
       std::uint32_t groups = 0;
       [[maybe_unused]] unsigned visitors = 0;
       if constexpr (kMasked) visitors = walk.visitors(args, key + Shape::kKeys);
 #pragma unroll
-      for (int g = 0; g < Shape::kGroups; ++g)
-        if (kMasked ? (visitors & item.lists[g]) != 0 : key < group_end[g]) groups |= 1u << g;
+      for (int g = 0; g < Shape::kGroups; ++g) {
+        const int begin = row + g * Shape::kGroupRows;
+        const int end = min(begin + Shape::kGroupRows, row_end);
+        const bool sees =
+            kMasked ? (visitors & item.lists[g]) != 0
+                    : begin < end && key < visible_end(args, item.member, item.keys, end - 1);
+        groups |= sees ? 1u << g : 0u;
+      }
       return groups;
     };
     const int key_row = item.member.key_row - item.member.first_key;  // row of K and V of key 0
+    const auto copy_values = [&](const StageUse& use, int key) {
+      const int stage = use.stage();
+      ptx::block_mbarrier_wait(barriers.empty_v(stage), use.parity() ^ 1);
+      if (lane == 0) {
+        ptx::block_mbarrier_arrive_expecting(barriers.full_v(stage), Shape::kValueBytes);
+#pragma unroll
+        for (int slab = 0; slab < Shape::kValue / kColumns; ++slab)
+          ptx::copy_box_3d(tiles.v(stage) + slab * kSlabs, &maps.v, barriers.full_v(stage),
+                           slab * kColumns, head, key_row + key);
+      }
+    };
+    int before = -1;  // the block whose V is still to be copied
     bool asked = false;
     while (key < key_end) {
       const std::uint32_t groups = groups_at(key);
@@ -277,23 +291,25 @@ __device__ __forceinline__ void produce(const MhaMaps& maps, const AttendArgumen
           ptx::copy_box_2d(tiles.k(stage) + (Shape::kNope / kColumns + slab) * kSlabs, &maps.k_pe,
                            barriers.full_k(stage), slab * kColumns, key_row + key);
       }
-      ptx::block_mbarrier_wait(barriers.empty_v(stage), block.parity() ^ 1);
-      if (lane == 0) {
-        ptx::block_mbarrier_arrive_expecting(barriers.full_v(stage), Shape::kValueBytes);
-#pragma unroll
-        for (int slab = 0; slab < Shape::kValue / kColumns; ++slab)
-          ptx::copy_box_3d(tiles.v(stage) + slab * kSlabs, &maps.v, barriers.full_v(stage),
-                           slab * kColumns, head, key_row + key);
-      }
+      if (before >= 0) copy_values({block.use - 1}, before);
+      before = key;
       key = following;
       ++block.use;
     }
+    copy_values({block.use - 1}, before);
   }
 }
 
 /// `x`, the same in all lanes, in a way that tells the compiler so: descriptors are then computed
-/// in uniform registers, as many as there are products under way.
+/// in uniform registers.
 __device__ inline std::uint32_t uniform(std::uint32_t x) { return __shfl_sync(~0u, x, 0); }
+
+/// What `sum`, which is not negative, is made from stays in front of what follows: else the
+/// compiler computes the exponentials where their results are needed, behind the wait for the
+/// product that they are to run beside. A branch that is never taken, which only `sum` tells.
+__device__ __forceinline__ void stay_in_front(float sum) {
+  if (__any_sync(~0u, sum < 0)) asm volatile("nanosleep.u32 0;");
+}
 
 /// What a thread knows of its rows g and g + 8 of its warp's sixteen.
 struct RowSums {
@@ -301,58 +317,79 @@ struct RowSums {
   float sum[2];      // the thread's share of the weights' sum
 };
 
-/// What `sum`, which is not negative, is made from stays in front of what follows: else the
-/// compiler moves the exponentials to where their results are needed, behind the products that they
-/// are to run beside. A branch that is never taken, which only `sum` tells.
-__device__ __forceinline__ void stay_in_front(float sum) {
-  if (__any_sync(~0u, sum < 0)) asm volatile("nanosleep.u32 0;");
-}
+/// A warpgroup's 64 rows of Q as the A operand of S, 16 columns a step: the first steps' in
+/// registers, read once per work item, the others in shared memory.
+struct QueryRows {
+  static constexpr int kSteps = MhaShape::kQk / 16, kHeld = MhaShape::kHeldSteps;
+  std::uint32_t held[kHeld][4];
+  std::uint32_t operand;
 
-/// Step `s` (16 of the head width's columns) of S = Q · Kᵀ for a warpgroup's 64 rows, started.
-__device__ __forceinline__ void start_score_step(float (&score)[64], std::uint32_t q,
-                                                 std::uint32_t k, int s) {
-  const int bytes = s / 4 * MhaShape::kSlabBytes + s % 4 * 32;
-  if (s == 0)
-    ptx::wgmma_m64n128k16<false>(score, ptx::advance(q, bytes), ptx::advance(k, bytes));
-  else
-    ptx::wgmma_m64n128k16<true>(score, ptx::advance(q, bytes), ptx::advance(k, bytes));
-}
-/// Step `s` (16 keys) of O += P · V, started.
-__device__ __forceinline__ void start_output_step(float (&out)[64],
-                                                  const std::uint32_t (&weights)[32],
-                                                  std::uint32_t v, int s) {
-  ptx::wgmma_m64n128k16_n_major(out, weights[4 * s], weights[4 * s + 1], weights[4 * s + 2],
-                                weights[4 * s + 3], ptx::advance(v, s * 16 * 128));
-}
-
-/// The largest of a thread's scores of keys 32 · part … + 31 joins `top`, per row.
-__device__ __forceinline__ void take_maxima(const float (&score)[64], float (&top)[2], int part) {
+  /// Reads the held steps. `rows`: shared address of the warp's first row in the first slab.
+  __device__ void load(std::uint32_t rows) {
+    const int lane = threadIdx.x % 32, row = lane % 16;
 #pragma unroll
-  for (int i = 16 * part; i < 16 * part + 16; ++i) top[i / 2 % 2] = fmaxf(top[i / 2 % 2], score[i]);
+    for (int s = 0; s < kHeld; ++s) {
+      const int chunk = s % 4 * 2 + lane / 16;  // of 16 bytes, in its row of the slab
+      ptx::ldmatrix_x4(held[s],
+                       rows + s / 4 * MhaShape::kSlabBytes + row * 128 + ((chunk ^ row % 8) << 4));
+    }
+  }
+};
+
+/// S = Q · Kᵀ for a warpgroup's 64 rows, started.
+__device__ __forceinline__ void start_scores(float (&score)[64], const QueryRows& q,
+                                             std::uint32_t k) {
+#pragma unroll
+  for (int s = 0; s < QueryRows::kSteps; ++s) {
+    const int bytes = s / 4 * MhaShape::kSlabBytes + s % 4 * 32;
+    const std::uint32_t b = ptx::advance(k, bytes);
+    if (s < QueryRows::kHeld) {
+      const std::uint32_t(&a)[4] = q.held[s % QueryRows::kHeld];
+      if (s == 0)
+        ptx::wgmma_m64n128k16<false, false>(score, a[0], a[1], a[2], a[3], b);
+      else
+        ptx::wgmma_m64n128k16<true, false>(score, a[0], a[1], a[2], a[3], b);
+    } else {
+      ptx::wgmma_m64n128k16(score, ptx::advance(q.operand, bytes), b);
+    }
+  }
+  ptx::wgmma_commit();
 }
-/// `top`, of all 128 keys, joins the rows' maxima. `factor`: what sums so far are to be multiplied
-/// with.
-__device__ __forceinline__ void raise_maxima(RowSums& rows, float (&top)[2], float scale,
-                                             float (&factor)[2]) {
+/// O += P · V, started.
+__device__ __forceinline__ void start_output(float (&out)[64], const std::uint32_t (&weights)[32],
+                                             std::uint32_t v) {
+#pragma unroll
+  for (int s = 0; s < MhaShape::kKeys / 16; ++s)
+    ptx::wgmma_m64n128k16<true, true>(out, weights[4 * s], weights[4 * s + 1], weights[4 * s + 2],
+                                      weights[4 * s + 3], ptx::advance(v, s * 16 * 128));
+  ptx::wgmma_commit();
+}
+
+/// Scores become weights; `factor`: what the sums so far are to be multiplied with.
+__device__ __forceinline__ void weigh(float (&score)[64], RowSums& rows, float scale,
+                                      float (&factor)[2]) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    top[h] = fmaxf(top[h], __shfl_xor_sync(~0u, top[h], 1));
-    top[h] = fmaxf(top[h], __shfl_xor_sync(~0u, top[h], 2));
-    const float maximum = fmaxf(rows.maximum[h], top[h] * scale);
+    float top = score[2 * h];
+#pragma unroll
+    for (int n = 0; n < 16; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) top = fmaxf(top, score[4 * n + 2 * h + i]);
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+    const float maximum = fmaxf(rows.maximum[h], top * scale);
     factor[h] = ptx::ex2(rows.maximum[h] - maximum);
     rows.maximum[h] = maximum;
-    rows.sum[h] *= factor[h];
-  }
-}
-/// Scores of 16 keys become weights, rounded for O += P · V, and join the rows' sums.
-__device__ __forceinline__ void weigh(const float (&score)[64], std::uint32_t (&weights)[32],
-                                      RowSums& rows, float scale, int s) {
+    float sum[2] = {};
 #pragma unroll
-  for (int i = 4 * s; i < 4 * s + 4; ++i) {  // two neighbours of row i % 2
-    const float a = ptx::ex2(fmaf(score[2 * i], scale, -rows.maximum[i % 2]));
-    const float b = ptx::ex2(fmaf(score[2 * i + 1], scale, -rows.maximum[i % 2]));
-    rows.sum[i % 2] += a + b;
-    weights[i] = ptx::pack_bf16(a, b);
+    for (int n = 0; n < 16; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float& x = score[4 * n + 2 * h + i];
+        x = ptx::ex2(fmaf(x, scale, -maximum));
+        sum[i] += x;
+      }
+    rows.sum[h] = fmaf(rows.sum[h], factor[h], sum[0] + sum[1]);
   }
 }
 __device__ __forceinline__ void rescale(float (&out)[64], const float (&factor)[2]) {
@@ -360,6 +397,13 @@ __device__ __forceinline__ void rescale(float (&out)[64], const float (&factor)[
 #pragma unroll
   for (int i = 0; i < 64; ++i) out[i] *= factor[i / 2 % 2];
 }
+/// Weights as the A operand of O += P · V: two neighbouring accumulators, one register.
+__device__ __forceinline__ void round_weights(const float (&score)[64],
+                                              std::uint32_t (&weights)[32]) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) weights[i] = ptx::pack_bf16(score[2 * i], score[2 * i + 1]);
+}
+
 /// The mask's words that a lane brings for its quad: of a block the 32 keys from 32 · (lane % 4)
 /// on, of rows g and g + 8.
 class QuadMask {
@@ -512,7 +556,8 @@ __device__ __forceinline__ void consume(const AttendArguments& args, const Atten
   constexpr int kGroupBytes = Shape::kGroupRows * 128;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const float scale = args.softmax_scale * kLog2e;
-  const std::uint32_t q = uniform(ptx::swizzled_operand(tiles.q + group * kGroupBytes));
+  QueryRows q;
+  q.operand = uniform(ptx::swizzled_operand(tiles.q + group * kGroupBytes));
   const auto keys_of = [&](const StageUse& use) {
     return uniform(ptx::swizzled_operand(tiles.k(use.stage())));
   };
@@ -533,7 +578,7 @@ __device__ __forceinline__ void consume(const AttendArguments& args, const Atten
     const int row = group_row + warp * 16 + lane / 4;
     const int row_end = min(item.work.item.row + Shape::kRows, item.member.query_len);
 
-    float out[64], score[64], next_score[64], factor[2];
+    float out[64], score[64], factor[2];
     std::uint32_t weights[32];
     RowSums rows = {{-FLT_MAX, -FLT_MAX}, {0, 0}};
 #pragma unroll
@@ -542,7 +587,7 @@ __device__ __forceinline__ void consume(const AttendArguments& args, const Atten
     const int all_end = visible_end(args, item.member, item.keys, group_row);
     [[maybe_unused]] QuadMask mask;
     if constexpr (kMasked) mask.start(args, item, row, row_end);
-    const auto hide = [&](float(&score)[64], int key) {
+    const auto hide = [&](int key) {
       if constexpr (kMasked) {
         hide_unselected(score, mask, key);
       } else if (key + Shape::kKeys > all_end) {
@@ -551,123 +596,75 @@ __device__ __forceinline__ void consume(const AttendArguments& args, const Atten
         hide_behind(score, end);
       }
     };
-    bool ended = item.first_key >= item.keys.end;  // `at` was the item's last block
-    bool holds_q = true;
-    [[maybe_unused]] int fetched = item.keys.begin - 1;  // the block whose mask words are here
-    MhaBlock at;
-    StageUse values{0};  // the block whose weights are still to be computed
-    // K of the block has been read.
-    const auto release_keys = [&] {
-      arrive(barriers.empty_k(block.stage()));
-      if (!ended) return;
-      holds_q = false;
-      arrive(barriers.empty_q());
-    };
-    // Finds the next block that this group attends, while it has no product under way and holds no
-    // V.
-    const auto seek = [&] {
-      while (!ended) {
+    if (item.first_key < item.keys.end) q.load(tiles.q + group * kGroupBytes + warp * 16 * 128);
+    const bool has_blocks = item.first_key < item.keys.end;
+    bool more = has_blocks;
+    while (more) {
+      // The next block that concerns this group, with no product of it under way.
+      MhaBlock at;
+      while (true) {
         ptx::block_mbarrier_wait(barriers.full_k(block.stage()), block.parity());
         at = barriers.block(block.stage());
-        ended = at.last != 0;
-        if ((at.groups >> group & 1) != 0) return true;
+        if ((at.groups >> group & 1) != 0) break;
         arrive(barriers.empty_k(block.stage()));
         // Not before V is there: the other group may still hold the stage's V before this one.
         ptx::block_mbarrier_wait(barriers.full_v(block.stage()), block.parity());
         arrive(barriers.empty_v(block.stage()));
         ++block.use;
+        if (at.last) break;
       }
-      return false;
-    };
-    // Whether the group attends the next block, which is then the one at hand.
-    const auto goes_on = [&] {
-      if (ended) return false;
-      ptx::block_mbarrier_wait(barriers.full_k(block.stage()), block.parity());
-      const MhaBlock following = barriers.block(block.stage());
-      if ((following.groups >> group & 1) == 0) return false;
-      at = following;
-      ended = at.last != 0;
-      return true;
-    };
-    // S of the block at hand, `to`, and O of the one before it, whose scores are `from`. A warp
-    // that starts a product waits until the one before has begun: so the exponentials stand between
-    // the products of S, and the search for the new maxima between those of O.
-    const auto step = [&](float(&from)[64], float(&to)[64]) {
-      const std::uint32_t k = keys_of(block), v = values_of(values);
-      float top[2] = {-HUGE_VALF, -HUGE_VALF};
-      ptx::pin(to);
+      if ((at.groups >> group & 1) == 0) break;
+      ptx::pin(score);
       ptx::wgmma_fence();
-#pragma unroll
-      for (int s = 0; s < Shape::kQk / 16; ++s) {
-        start_score_step(to, q, k, s);
-        if (s >= Shape::kKeys / 16) continue;
-        weigh(from, weights, rows, scale, s);
-        if (s % 2 != 0) stay_in_front(rows.sum[0] + rows.sum[1]);
+      start_scores(score, q, keys_of(block));
+      if constexpr (kMasked) mask.fetch(at.key);
+      ptx::wgmma_wait<0>();
+      ptx::pin(score);
+      arrive(barriers.empty_k(block.stage()));
+      hide(at.key);
+      if constexpr (kMasked) mask.fetch(at.following);
+      weigh(score, rows, scale, factor);
+      rescale(out, factor);
+      round_weights(score, weights);
+      StageUse values = block;
+      ++block.use;
+
+      // S of a block and O of the one before it are under way together; the softmax of S runs
+      // while O does.
+      while (!at.last) {
+        ptx::block_mbarrier_wait(barriers.full_k(block.stage()), block.parity());
+        const MhaBlock following = barriers.block(block.stage());
+        if ((following.groups >> group & 1) == 0) break;
+        ptx::pin(score);
+        ptx::pin(out);
         ptx::wgmma_fence();
+        start_scores(score, q, keys_of(block));
+        ptx::block_mbarrier_wait(barriers.full_v(values.stage()), values.parity());
+        ptx::wgmma_fence();
+        start_output(out, weights, values_of(values));
+        ptx::wgmma_wait<1>();
+        ptx::pin(score);
+        arrive(barriers.empty_k(block.stage()));
+        hide(following.key);
+        if constexpr (kMasked) mask.fetch(following.following);
+        weigh(score, rows, scale, factor);
+        ptx::pin(score);
+        stay_in_front(rows.sum[0] + rows.sum[1]);
+        ptx::wgmma_wait<0>();
+        ptx::pin(out);
+        arrive(barriers.empty_v(values.stage()));
+        rescale(out, factor);
+        round_weights(score, weights);
+        at = following;
+        values = block;
+        ++block.use;
       }
-      ptx::wgmma_commit();
-      ptx::block_mbarrier_wait(barriers.full_v(values.stage()), values.parity());
-      ptx::pin(out);
-      ptx::wgmma_fence();
-      start_output_step(out, weights, v, 0);
-      start_output_step(out, weights, v, 1);
-      ptx::wgmma_commit();
-      ptx::wgmma_wait<1>();
-      ptx::pin(to);
-      release_keys();
-      hide(to, at.key);
-      if constexpr (kMasked) mask.fetch(fetched = at.following);
-#pragma unroll
-      for (int part = 0; part < 4; ++part) {
-        take_maxima(to, top, part);
-        ptx::pin(top);
-        if (part == 3) break;
-        if (part == 0) ptx::wgmma_fence();
-        start_output_step(out, weights, v, 2 + 2 * part);
-        start_output_step(out, weights, v, 3 + 2 * part);
-      }
-      ptx::wgmma_commit();
-      raise_maxima(rows, top, scale, factor);
-      ptx::wgmma_wait<0>();
-      ptx::pin(out);
-      arrive(barriers.empty_v(values.stage()));
-      rescale(out, factor);
-      values = block;
-      ++block.use;
-    };
-    while (seek()) {
-      float top[2] = {-HUGE_VALF, -HUGE_VALF};
-      ptx::pin(score);
-      ptx::wgmma_fence();
-      const std::uint32_t k = keys_of(block);
-#pragma unroll
-      for (int s = 0; s < Shape::kQk / 16; ++s) start_score_step(score, q, k, s);
-      ptx::wgmma_commit();
-      if constexpr (kMasked)
-        if (at.key != fetched) mask.fetch(at.key);
-      ptx::wgmma_wait<0>();
-      ptx::pin(score);
-      release_keys();
-      hide(score, at.key);
-      if constexpr (kMasked) mask.fetch(fetched = at.following);
-#pragma unroll
-      for (int part = 0; part < 4; ++part) take_maxima(score, top, part);
-      raise_maxima(rows, top, scale, factor);
-      rescale(out, factor);
-      values = block;
-      ++block.use;
-      while (goes_on()) {
-        step(score, next_score);
-        if (!goes_on()) {
-#pragma unroll
-          for (int i = 0; i < 64; ++i) score[i] = next_score[i];
-          break;
-        }
-        step(next_score, score);
-      }
+      more = !at.last;
+      if (!more) arrive(barriers.empty_q());
+
       ptx::block_mbarrier_wait(barriers.full_v(values.stage()), values.parity());
       // Only a last block can reach past the end. What lies there may be anything, and 0 · NaN is
-      // NaN. Each group clears V's rows for itself: for the other one they are 0 already or not yet
+      // NaN. Each group clears the rows for itself: for the other one they are 0 already or not yet
       // read.
       if (const int valid = item.keys.end - at.key; valid < Shape::kKeys) {
         constexpr int kChunksPerRow = 8;
@@ -682,19 +679,14 @@ __device__ __forceinline__ void consume(const AttendArguments& args, const Atten
         ptx::fence_shared_to_async();
         ptx::named_barrier(1 + group, Shape::kGroupThreads);
       }
-#pragma unroll
-      for (int s = 0; s < Shape::kKeys / 16; ++s) weigh(score, weights, rows, scale, s);
       ptx::pin(out);
       ptx::wgmma_fence();
-      const std::uint32_t v = values_of(values);
-#pragma unroll
-      for (int s = 0; s < Shape::kKeys / 16; ++s) start_output_step(out, weights, v, s);
-      ptx::wgmma_commit();
+      start_output(out, weights, values_of(values));
       ptx::wgmma_wait<0>();
       ptx::pin(out);
       arrive(barriers.empty_v(values.stage()));
     }
-    if (holds_q) arrive(barriers.empty_q());
+    if (more || !has_blocks) arrive(barriers.empty_q());  // not done so with the last product
     finish(args, plan, item, row, row_end, rows, out);
   }
 }
