@@ -71,11 +71,6 @@ __device__ inline void copy_box_3d(std::uint32_t shared, const void* map, std::u
       "l"(map), "r"(mbarrier), "r"(x), "r"(y), "r"(z)
       : "memory");
 }
-/// Fetches a tensor map ahead of its first use.
-__device__ inline void prefetch_tensor_map(const void* map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
-
 /// Describes an operand in shared memory to wgmma: rows of 128 bytes with the 128-byte swizzle
 /// (16-byte chunk c of row r at c ^ (r % 8)), eight of them after eight others. This is the lower
 /// half of the descriptor: bits 0 … 13 the address, 16 … 29 the leading byte offset, both / 16.

@@ -29,7 +29,7 @@ std::string why_not(const AttendProblem& problem) {
       problem.v_head_dim != MhaShape::kValue)
     return "made for widths 128+64 / 128";
   if (problem.two_term_weights) return "rounds softmax weights to one bf16 term";
-  const int needed = MhaShape::kSharedBytes + static_cast<int>(2048);
+  const int needed = MhaShape::kSharedBytes + MhaShape::kStaticSharedBytes;
   if (std::string reason = cuda::why_no_shared(needed); !reason.empty()) return reason;
   if (!has_tensor_maps()) return "the driver makes no tensor maps";
   return "";
