@@ -33,6 +33,7 @@ enum class Pattern {
   sparse,        // one bit in forty
   checkerboard,  // alternate tiles empty
   odd_rows,      // even rows see nothing
+  rows_apart,    // every third 64 rows and every fifth of the others see nothing
   empty,         // nothing is selected
 };
 
@@ -236,6 +237,8 @@ struct AttendData {
         return (query_tile + key_tile) % 2 == 0 && random.below(2) == 0;
       case Pattern::odd_rows:
         return j % 2 == 1 && random.below(3) == 0;
+      case Pattern::rows_apart:
+        return j / 64 % 3 != 1 && j % 5 != 2 && random.below(2) == 0;
       case Pattern::empty:
         return false;
     }
@@ -251,7 +254,8 @@ bool same_value(float a, float b) {
 // the values (|v| ≤ 1): half an ulp each.
 // Two terms leave the square of that.
 double weight_rounding(const std::string& entry, bool two_terms) {
-  return entry != "cuda_mma" ? 0 : two_terms ? 0x1p-16 : 0x1p-8;
+  if (entry != "cuda_mma" && entry != "sm90_wgmma") return 0;
+  return two_terms ? 0x1p-16 : 0x1p-8;
 }
 
 using EntryAndProblem = std::tuple<std::string, AttendTest>;
@@ -454,6 +458,35 @@ std::vector<AttendTest> problems() {
       p.merge_row_end = 70;
       add(p);
     }
+  // Tiles of 128 rows × 128 keys: every tail of keys, every tail of rows, and rows that see nothing
+  // at each place of a tile.
+  for (const AttendMode mode : all_modes) {
+    AttendTest p;
+    p.aligned = true;
+    p.mode = mode;
+    p.merge_row_end = 100;
+    for (int tail = 1; tail <= 128; ++tail)
+      p.members.push_back({1 + tail % 3, 300, tail % 7, tail % 2 * 128 + tail});
+    add(p);
+    p.members.clear();
+    for (int tail = 1; tail <= 128; ++tail)
+      p.members.push_back({tail % 4 == 0 ? 128 + tail : tail, 20, 3, 30});
+    add(p);
+    // Keys in pieces.
+    p.members = {{270, 1500, 100, 1669}, {129, 0, 0, 129}};
+    add(p);
+  }
+  for (const MaskTile tile : {MaskTile{}, MaskTile{128, 128}, MaskTile{16, 64}})
+    for (const int context : {0, 1500}) {
+      AttendTest p;
+      p.aligned = true;
+      p.mode = AttendMode::masked;
+      p.pattern = Pattern::rows_apart;
+      p.tile = tile;
+      p.members = {{400, context, 0, context + 400}, {64, 200, 0, 200}};
+      p.merge_row_end = 150;
+      add(p);
+    }
   // Causal: the suffix, whole sequences, and keys that only late rows or no row can see.
   for (const Member m : {Member{130, 0, 0, 130}, Member{130, 77, 77, 130}, Member{100, 70, 0, 170},
                          Member{100, 70, 90, 60}, Member{20, 5, 200, 50}, Member{1, 0, 0, 1}}) {
@@ -518,34 +551,40 @@ INSTANTIATE_TEST_SUITE_P(EveryEntry, AttendEntry,
                          testing::ValuesIn(support::usable_entries(attend_operation())));
 
 TEST_P(AttendEntry, LogitsOfAnySizeStayFinite) {
-  AttendTest p;
-  p.members = {{3, 400, 0, 400}};
-  AttendData data(p);
-  data.call.softmax_scale = 1e4f;  // logits in the tens of thousands
-  run_entry(attend_operation(), GetParam(), data.problem, data.call);
-  for (int j = 0; j < 3; ++j) {
-    EXPECT_TRUE(std::isfinite(data.call.running.lse(0, data.members[0].packed_token + j)));
-    for (int d = 0; d < p.value; ++d)
-      EXPECT_LE(std::fabs(data.call.running.out(data.members[0].packed_token + j, 0, d)), 1.001f);
+  for (const bool aligned : {false, true}) {
+    AttendTest p;
+    p.aligned = aligned;
+    p.members = {{3, 400, 0, 400}};
+    AttendData data(p);
+    data.call.softmax_scale = 1e4f;  // logits in the tens of thousands
+    run_entry(attend_operation(), GetParam(), data.problem, data.call);
+    for (int j = 0; j < 3; ++j) {
+      EXPECT_TRUE(std::isfinite(data.call.running.lse(0, data.members[0].packed_token + j)));
+      for (int d = 0; d < p.value; ++d)
+        EXPECT_LE(std::fabs(data.call.running.out(data.members[0].packed_token + j, 0, d)), 1.002f);
+    }
   }
 }
 
 TEST_P(AttendEntry, FaultsOfARowStayInTheRow) {
-  AttendTest p;
-  p.heads = 2;
-  p.members = {{70, 300, 0, 300}};
-  AttendData data(p);
-  const int bad = 66;
-  data.q[static_cast<std::size_t>((data.members[0].query_start + bad) * 2 * (192 + 8))] =
-      __float2bfloat16_rn(std::numeric_limits<float>::quiet_NaN());
-  run_entry(attend_operation(), GetParam(), data.problem, data.call);
-  for (int j = 0; j < 70; ++j)
-    for (int h = 0; h < 2; ++h) {
-      const std::int64_t row = data.members[0].packed_token + j;
-      const bool faulty = j == bad && h == 0;
-      EXPECT_EQ(std::isnan(data.call.running.lse(h, row)), faulty) << j;
-      EXPECT_EQ(std::isnan(data.call.running.out(row, h, 5)), faulty) << j;
-    }
+  for (const bool aligned : {false, true}) {
+    AttendTest p;
+    p.aligned = aligned;
+    p.heads = 2;
+    p.members = {{70, 300, 0, 300}};
+    AttendData data(p);
+    const int bad = 66;
+    data.q[static_cast<std::size_t>((data.members[0].query_start + bad) * 2 * (192 + 8))] =
+        __float2bfloat16_rn(std::numeric_limits<float>::quiet_NaN());
+    run_entry(attend_operation(), GetParam(), data.problem, data.call);
+    for (int j = 0; j < 70; ++j)
+      for (int h = 0; h < 2; ++h) {
+        const std::int64_t row = data.members[0].packed_token + j;
+        const bool faulty = j == bad && h == 0;
+        EXPECT_EQ(std::isnan(data.call.running.lse(h, row)), faulty) << j;
+        EXPECT_EQ(std::isnan(data.call.running.out(row, h, 5)), faulty) << j;
+      }
+  }
 }
 
 TEST_P(AttendEntry, NothingToDo) {

@@ -161,7 +161,7 @@ __device__ __forceinline__ void consume(const AttendArguments& args, const Atten
 #endif
 
 /// The tile product of one work item, per block of 128 keys:
-///   S[128, 128] = Q[128, P+R] · K[128, P+R]ᵀ   both operands from shared memory
+///   S[128, 128] = Q[128, P+R] · K[128, P+R]ᵀ   Q: two thirds in registers; K from shared memory
 ///   online softmax in base 2, fp32, a quad of lanes per row
 ///   O[128, V] += P[128, 128] · V[128, V]       P from registers as bf16, V as it lies, N-major
 /// One CTA per SM that stays: a warpgroup of which one warp schedules and one produces, and
