@@ -534,13 +534,17 @@ std::vector<AttendTest> problems() {
   return list;
 }
 
+/// What entries are asked for; bounds of tokens and rows aside.
+AttendProblem kind_of(const AttendTest& p) {
+  return {p.heads, p.nope, p.rope, p.value, p.mode, 0, 0, p.two_terms};
+}
+
 // Every entry with every problem that it serves.
 std::vector<EntryAndProblem> entries_and_problems() {
   std::vector<EntryAndProblem> list;
   for (const std::string& entry : support::usable_entries(attend_operation()))
     for (const AttendTest& p : problems())
-      if (support::serves(attend_operation(), entry, {p.heads, p.nope, p.rope, p.value, p.mode}))
-        list.emplace_back(entry, p);
+      if (support::serves(attend_operation(), entry, kind_of(p))) list.emplace_back(entry, p);
   return list;
 }
 
@@ -549,6 +553,23 @@ INSTANTIATE_TEST_SUITE_P(EveryEntry, Attend, testing::ValuesIn(entries_and_probl
 class AttendEntry : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(EveryEntry, AttendEntry,
                          testing::ValuesIn(support::usable_entries(attend_operation())));
+
+TEST_P(AttendEntry, WhatItCannotServeIsRefusedBeforeAnythingIsWritten) {
+  for (const bool two_terms : {false, true})
+    for (const int value : {128, 256}) {
+      AttendTest p;
+      p.nope = value == 128 ? 128 : 192;
+      p.value = value;
+      p.two_terms = two_terms;
+      p.members = {{3, 40, 0, 40}};
+      if (support::serves(attend_operation(), GetParam(), kind_of(p))) continue;
+      AttendData data(p);
+      EXPECT_THROW(run_entry(attend_operation(), GetParam(), data.problem, data.call),
+                   std::invalid_argument);
+      EXPECT_EQ(
+          std::memcmp(data.out.data(), data.out_before.data(), data.out.size() * sizeof(float)), 0);
+    }
+}
 
 TEST_P(AttendEntry, LogitsOfAnySizeStayFinite) {
   for (const bool aligned : {false, true}) {
@@ -560,6 +581,8 @@ TEST_P(AttendEntry, LogitsOfAnySizeStayFinite) {
     run_entry(attend_operation(), GetParam(), data.problem, data.call);
     for (int j = 0; j < 3; ++j) {
       EXPECT_TRUE(std::isfinite(data.call.running.lse(0, data.members[0].packed_token + j)));
+      // A mean of |v| ≤ 1 whose weights are rounded to bf16, half an ulp each, and their sum is
+      // not.
       for (int d = 0; d < p.value; ++d)
         EXPECT_LE(std::fabs(data.call.running.out(data.members[0].packed_token + j, 0, d)), 1.002f);
     }
