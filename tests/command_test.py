@@ -446,6 +446,23 @@ class Run(Command):
                     self.assertGreater(out["rel_error_unquantised"], bound / 4)
         self.assert_refused("run", "--spec", "q1", "--cache", "fp4", says="--cache")
 
+    def test_paths_are_compared_on_the_same_batches(self):
+        args = ("run", "--trace", SAMPLE, "--batch-tokens", "64", "--max-batches", "3", "--heads",
+                "1", "--topk", "96", "--compare-paths")
+        out = self.run_json(*args)
+        self.assertEqual(sum(of_path["batches"] for of_path in out["paths"].values()),
+                         sum(batch["path"] != "none" for batch in out["batches"]))
+        for path, of_path in out["paths"].items():
+            self.assertAlmostEqual(of_path["ms"], sum(batch["ms"] for batch in out["batches"]
+                                                      if batch["path"] == path))
+            self.assertGreaterEqual(set(of_path["ms_of_path"]), {"masked", "sparse"})
+        text = run(*args).stdout
+        self.assertIn("of the best path", text)
+        self.assertNotIn("ms_of_path", run(*args[:-1], "--json").stdout)
+        # Dense is a path of short sequences alone.
+        short = self.run_json("run", "--spec", "q8", "--heads", "1", "--compare-paths")
+        self.assertEqual(set(short["paths"]["dense"]["ms_of_path"]), {"dense", "masked", "sparse"})
+
     def test_bad_input_gets_one_line(self):
         self.assert_refused("run", says="neither --spec nor --trace")
         self.assert_refused("run", "--spec", "q1x", says="character 3")

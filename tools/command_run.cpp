@@ -42,6 +42,7 @@ struct RunArguments {
   std::string check;  // "", "sample" or "all"
   std::optional<std::string> dump;
   std::uint64_t seed = 1;
+  bool compare_paths = false;
   bool json = false;
 };
 
@@ -130,6 +131,64 @@ std::string common_path(const std::vector<BatchResult>& results) {
   return common.empty() ? "none" : common;
 }
 
+/// Batches of one prefill path.
+struct PathClass {
+  std::int64_t batches = 0;
+  double seconds = 0;
+  /// With each path forced that can serve all of them, where paths are compared.
+  std::map<AttentionPath, double> seconds_of_path;
+};
+
+std::map<AttentionPath, PathClass> classes_by_path(const std::vector<BatchResult>& results) {
+  std::map<AttentionPath, PathClass> classes;
+  for (const BatchResult& result : results) {
+    if (result.path == AttentionPath::none) continue;
+    PathClass& of_path = classes[result.path];
+    if (of_path.batches++ == 0) {
+      of_path.seconds_of_path = result.seconds_of_path;
+    } else {
+      std::map<AttentionPath, double> sums;  // of paths that served every batch so far
+      for (const auto& [path, seconds] : result.seconds_of_path)
+        if (const auto found = of_path.seconds_of_path.find(path);
+            found != of_path.seconds_of_path.end())
+          sums[path] = found->second + seconds;
+      of_path.seconds_of_path = std::move(sums);
+    }
+    of_path.seconds += result.seconds;
+  }
+  return classes;
+}
+
+double best_seconds(const std::map<AttentionPath, double>& seconds_of_path) {
+  double best = std::numeric_limits<double>::infinity();
+  for (const auto& [path, seconds] : seconds_of_path) best = std::min(best, seconds);
+  return best;
+}
+
+void print_paths(const RunArguments& arguments, const std::vector<BatchResult>& results) {
+  const auto ms = [](double seconds) { return format_number(seconds * 1e3, 1); };
+  std::vector<Table::Column> columns{
+      {"prefill path", Table::Align::left}, {"batches"}, {"time, ms"}};
+  if (arguments.compare_paths)
+    for (const char* title : {"dense, ms", "masked, ms", "sparse, ms", "of the best path"})
+      columns.push_back({title});
+  Table table(columns);
+  for (const auto& [path, of_path] : classes_by_path(results)) {
+    std::vector<std::string> row{to_string(path), format_count(of_path.batches),
+                                 ms(of_path.seconds)};
+    if (arguments.compare_paths) {
+      for (const AttentionPath other :
+           {AttentionPath::dense, AttentionPath::masked, AttentionPath::sparse}) {
+        const auto found = of_path.seconds_of_path.find(other);
+        row.push_back(found == of_path.seconds_of_path.end() ? "-" : ms(found->second));
+      }
+      row.push_back(format_number(of_path.seconds / best_seconds(of_path.seconds_of_path), 2));
+    }
+    table.add_row(row);
+  }
+  std::cout << '\n' << table;
+}
+
 void print_json(const RunArguments& arguments, const LayerReplay& replay,
                 const std::vector<BatchResult>& results, const CheckResult& check) {
   const bool checked = !arguments.check.empty();
@@ -175,6 +234,14 @@ void print_json(const RunArguments& arguments, const LayerReplay& replay,
   Json stages = Json::object();
   for (const auto& [stage, time] : replay.stage_seconds()) stages[to_string(stage)] = time * 1e3;
   json["stages_ms"] = std::move(stages);
+  Json paths = Json::object();
+  for (const auto& [path, of_path] : classes_by_path(results)) {
+    Json& entry =
+        paths[to_string(path)] = {{"batches", of_path.batches}, {"ms", of_path.seconds * 1e3}};
+    for (const auto& [other, own] : of_path.seconds_of_path)
+      entry["ms_of_path"][to_string(other)] = own * 1e3;
+  }
+  json["paths"] = std::move(paths);
   json["batches"] = std::move(batches);
   std::cout << json.dump(2) << '\n';
 }
@@ -233,6 +300,7 @@ void print_people(const RunArguments& arguments, const LayerReplay& replay,
     if (results.size() > 1) std::cout << " (" << format_count(count) << " batches)";
     std::cout << '\n';
   }
+  if (results.size() > 1 || arguments.compare_paths) print_paths(arguments, results);
 
   std::cout << '\n';
   Table stages({{"stage", Table::Align::left}, {"time, ms"}, {"share, %"}});
@@ -273,7 +341,8 @@ void print_people(const RunArguments& arguments, const LayerReplay& replay,
 void run(RunArguments& arguments) {
   const Batches batches = read_batches(arguments);
   LayerReplay replay(limits_of(arguments, batches), dispatch_of(arguments.backend),
-                     options_of(arguments), selection_of(arguments.selection), arguments.seed);
+                     options_of(arguments), selection_of(arguments.selection), arguments.seed,
+                     arguments.compare_paths);
   std::vector<BatchResult> results;
   CheckResult check;
   {
@@ -356,6 +425,8 @@ void add_run_command(CLI::App& app) {
   command->add_option("--seed", a->seed, "Of the data")
       ->check(whole_number<std::uint64_t>())
       ->capture_default_str();
+  command->add_flag("--compare-paths", a->compare_paths,
+                    "Time every batch with each path forced, too");
   command->add_flag("--json", a->json, "Print JSON");
   command->callback([a] { run(*a); });
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <sstream>
+#include <stdexcept>
+#include <tuple>
 #include <utility>
 
 #include "tests/support/checked_tokens.h"
@@ -64,14 +66,33 @@ const Capacity& reservable(const Capacity& capacity) {
 }  // namespace
 
 LayerReplay::LayerReplay(const Limits& limits, Dispatch dispatch, BatchOptions options,
-                         support::SelectionKind selection, std::uint64_t seed)
+                         support::SelectionKind selection, std::uint64_t seed, bool compare_paths)
     : capacity_(limits, std::move(dispatch)),
       options_(options),
       selection_(selection),
       seed_(seed),
+      compare_paths_(compare_paths),
       weights_(std::make_shared<support::LayerWeights>(limits.dims, seed)),
       runner_(reservable(capacity_), false) {
   options_.select = selection == support::SelectionKind::indexer;
+}
+
+std::map<AttentionPath, BatchMetadata> LayerReplay::with_each_path(
+    const support::LayerProblem& problem) const {
+  std::map<AttentionPath, BatchMetadata> batches;
+  for (const AttentionPath path :
+       {AttentionPath::dense, AttentionPath::masked, AttentionPath::sparse}) {
+    BatchOptions options = options_;
+    options.path = path;
+    try {
+      batches.emplace(
+          std::piecewise_construct, std::forward_as_tuple(path),
+          std::forward_as_tuple(capacity_, problem.query_lens, problem.context_lens, options));
+    } catch (const std::invalid_argument&) {
+      // A path that would ignore the selection, or whose masks do not fit.
+    }
+  }
+  return batches;
 }
 
 BatchResult LayerReplay::run(const std::vector<RequestLengths>& requests) {
@@ -101,8 +122,17 @@ BatchResult LayerReplay::run(const std::vector<RequestLengths>& requests) {
   result.chunks = static_cast<std::int64_t>(batch.plan().chunks.size());
   if (path_ == AttentionPath::masked) result.mask_scope = batch.mask_scope();
 
-  runner_.run(batch, data_->tensors());
+  std::map<AttentionPath, BatchMetadata> others;
+  if (compare_paths_ && path_ != AttentionPath::none) others = with_each_path(problem);
+  std::vector<const BatchMetadata*> batches;
+  for (const auto& [path, other] : others) batches.push_back(&other);
+  batches.push_back(&batch);
+  if (compare_paths_ && next_request_id_ == static_cast<std::int64_t>(requests.size()))
+    runner_.run(batches, data_->tensors());  // the first batch: kernels are loaded
+  runner_.run(batches, data_->tensors());
   result.seconds = runner_.seconds();
+  auto of_other = runner_.seconds_of_each().begin();
+  for (const auto& [path, other] : others) result.seconds_of_path[path] = *of_other++;
   for (const auto& [stage, seconds] : runner_.stage_seconds()) {
     auto found = std::find_if(stage_seconds_.begin(), stage_seconds_.end(),
                               [&](const auto& entry) { return entry.first == stage; });

@@ -27,6 +27,8 @@ struct BatchResult {
   std::int64_t chunks = 0;
   std::optional<MaskScope> mask_scope;  ///< of the masked path
   double seconds = 0;                   ///< of run_layer
+  /// The same with each path that can serve the batch forced, where they are compared.
+  std::map<AttentionPath, double> seconds_of_path;
 };
 
 /// What the checks of all batches found (docs: architecture, "Reproducibility").
@@ -48,8 +50,9 @@ struct CheckResult {
 /// Replays batches through one Capacity: seeded data, run, check.
 class LayerReplay {
  public:
+  /// `compare_paths`: every batch is timed with each path forced, too.
   LayerReplay(const Limits& limits, Dispatch dispatch, BatchOptions options,
-              support::SelectionKind selection, std::uint64_t seed);
+              support::SelectionKind selection, std::uint64_t seed, bool compare_paths = false);
 
   /// Runs one batch; its data stay until the next call.
   BatchResult run(const std::vector<RequestLengths>& requests);
@@ -65,6 +68,8 @@ class LayerReplay {
   const std::vector<std::pair<Stage, double>>& stage_seconds() const { return stage_seconds_; }
 
  private:
+  /// The batch with each path forced that can serve it.
+  std::map<AttentionPath, BatchMetadata> with_each_path(const support::LayerProblem& problem) const;
   void check_selection(std::span<const support::CheckedToken> tokens, CheckResult& result);
   /// The layer's own scores of each token, [position + 1], by the entry that the capacity chose.
   std::vector<std::vector<float>> layer_scores(std::span<const support::CheckedToken> tokens);
@@ -73,6 +78,7 @@ class LayerReplay {
   BatchOptions options_;
   support::SelectionKind selection_;
   std::uint64_t seed_;
+  bool compare_paths_;
   std::shared_ptr<const support::LayerWeights> weights_;
   support::LayerRunner runner_;
   std::optional<support::LayerData> data_;

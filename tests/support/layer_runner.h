@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstring>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -31,21 +32,29 @@ class LayerRunner {
 
   /// `options` without an arena; its on_stage is called as on the CPU.
   void run(const BatchMetadata& batch, const LayerTensors& tensors, RunOptions options = {}) {
-    stage_seconds_.clear();
-    capacity_.backend() == Backend::cpu ? run_on_host(batch, tensors, std::move(options))
-                                        : run_on_device(batch, tensors, std::move(options));
+    const BatchMetadata* const only[] = {&batch};
+    run(only, tensors, std::move(options));
+  }
+  /// One after the other over the same tensors, which the last one leaves behind.
+  void run(std::span<const BatchMetadata* const> batches, const LayerTensors& tensors,
+           RunOptions options = {}) {
+    seconds_.clear();
+    capacity_.backend() == Backend::cpu ? run_on_host(batches, tensors, std::move(options))
+                                        : run_on_device(batches, tensors, std::move(options));
   }
 
   /// Of the last run, without copies to and from the device.
-  double seconds() const { return seconds_; }
+  double seconds() const { return seconds_.back(); }
+  /// Of every batch of it.
+  const std::vector<double>& seconds_of_each() const { return seconds_; }
   /// Of each stage's stretches in order; a stage may have several.
   const std::vector<std::pair<Stage, double>>& stage_seconds() const { return stage_seconds_; }
   /// For a scratch of the caller's own between two runs.
   std::span<std::byte> host_workspace() const { return host_->span(); }
 
  private:
-  void run_on_host(const BatchMetadata& batch, const LayerTensors& tensors, RunOptions options) {
-    if (poison_) std::memset(host_->span().data(), 0xFF, host_->span().size());
+  void run_on_host(std::span<const BatchMetadata* const> batches, const LayerTensors& tensors,
+                   RunOptions options) {
     using Clock = std::chrono::steady_clock;
     const auto on_stage = options.on_stage;
     Clock::time_point stage_begin;
@@ -58,14 +67,25 @@ class LayerRunner {
         stage_seconds_.emplace_back(stage,
                                     std::chrono::duration<double>(now - stage_begin).count());
     };
-    const Clock::time_point begin = Clock::now();
-    run_layer(capacity_, batch, tensors, host_->span(), nullptr, options);
-    seconds_ = std::chrono::duration<double>(Clock::now() - begin).count();
+    for (const BatchMetadata* batch : batches) {
+      if (poison_) std::memset(host_->span().data(), 0xFF, host_->span().size());
+      stage_seconds_.clear();
+      const Clock::time_point begin = Clock::now();
+      run_layer(capacity_, *batch, tensors, host_->span(), nullptr, options);
+      seconds_.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+    }
   }
 
-  void run_on_device(const BatchMetadata& batch, const LayerTensors& tensors, RunOptions options) {
+  void run_on_device(std::span<const BatchMetadata* const> batches, const LayerTensors& tensors,
+                     const RunOptions& options) {
     DeviceMirror mirror;
     const LayerTensors moved = mirror_call(capacity_.limits(), tensors, mirror);
+    for (const BatchMetadata* batch : batches) run_on_device(*batch, moved, options);
+    mirror.download();
+  }
+
+  /// `moved`: on the device.
+  void run_on_device(const BatchMetadata& batch, const LayerTensors& moved, RunOptions options) {
     if (poison_ && !under_sanitizer()) fill_device(device_.data(), 0xFF, device_.size());
     DeviceMemory arena(batch.arena().size());
     copy_to_device(arena.data(), batch.arena().data(), batch.arena().size());
@@ -85,11 +105,11 @@ class LayerRunner {
     run_layer(capacity_, batch, moved, device_.span(), stream_->get(), options);
     const std::size_t last = clock_.mark(stream_->get());
     stream_->synchronize();
-    seconds_ = clock_.seconds_between(first, last);
+    seconds_.push_back(clock_.seconds_between(first, last));
+    stage_seconds_.clear();
     for (std::size_t i = 0; i < ends.size(); ++i)
       stage_seconds_.emplace_back(begins[i].first,
                                   clock_.seconds_between(begins[i].second, ends[i]));
-    mirror.download();
   }
 
   const Capacity& capacity_;
@@ -98,7 +118,7 @@ class LayerRunner {
   DeviceMemory device_;
   std::optional<DeviceStream> stream_;
   DeviceClock clock_;
-  double seconds_ = 0;
+  std::vector<double> seconds_;
   std::vector<std::pair<Stage, double>> stage_seconds_;
 };
 
