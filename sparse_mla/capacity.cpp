@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <string_view>
 
 #include "sparse_mla/error.h"
 #include "sparse_mla/hadamard.h"
@@ -304,6 +305,14 @@ std::size_t Capacity::carve(std::span<std::byte> memory, bool count, LayerWorksp
              operations_.init_partial.workspace_bytes(), operations_.merge.workspace_bytes()}));
   });
   return bytes;
+}
+
+PathMachine Capacity::path_machine() const {
+  if (backend() == Backend::cpu) return PathMachine::cpu;
+  // The table was measured with this kernel.
+  return std::string_view(operations_.attend_masked.entry->name) == "sm90_wgmma"
+             ? PathMachine::hopper
+             : PathMachine::gpu;
 }
 
 std::vector<OperationReport> Capacity::explain() const {

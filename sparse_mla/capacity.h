@@ -13,6 +13,7 @@
 #include "sparse_mla/masks.h"
 #include "sparse_mla/operation.h"
 #include "sparse_mla/partials.h"
+#include "sparse_mla/path_choice.h"
 #include "sparse_mla/workspace.h"
 
 namespace sparse_mla {
@@ -93,6 +94,8 @@ class Capacity {
   const Dispatch& dispatch() const { return dispatch_; }
   const LayerOperations& operations() const { return operations_; }
   Backend backend() const { return *dispatch_.backend; }
+  /// By whose rates automatic batches choose their path.
+  PathMachine path_machine() const;
   /// Differs between capacities made apart; copies share it.
   std::uint64_t id() const { return id_; }
 

@@ -294,7 +294,7 @@ void BatchMetadata::choose_path(const Capacity& capacity, std::span<const ChunkM
   }
   why_path_ = "forced";
   if (automatic) {
-    const PathCosts costs = estimate_path_costs(capacity.backend(), limits.dims, suffix);
+    const PathCosts costs = estimate_path_costs(capacity.path_machine(), limits.dims, suffix);
     std::ostringstream reason;
     reason.precision(2);
     reason << std::fixed << "masked MHA is estimated at " << costs.masked_cost / costs.sparse_cost

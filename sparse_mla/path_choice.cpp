@@ -1,24 +1,117 @@
 #include "sparse_mla/path_choice.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <iterator>
+
+#include "sparse_mla/path_table.h"
 
 namespace sparse_mla {
 namespace {
 
-/// FLOP/s of each path's parts on a backend, in any unit: only ratios matter.
+/// FLOP/s of each path's parts, in any unit: only ratios matter.
 struct PathRates {
   double projection;  ///< latent → keys and values, query absorption, value projection
   double masked_mha;  ///< scores and values of a masked MHA tile, every tile visited
   double sparse_mqa;  ///< scores and values of selected rows, gather included
 };
 
-constexpr PathRates path_rates(Backend backend, int num_heads) {
+constexpr PathRates path_rates(PathMachine machine, int num_heads) {
   // One core's OpenBLAS rate is 1; measured with `sparse-mla run`, 16 and 128 heads.
-  if (backend == Backend::cpu) return {1.0, 0.7, 0.6};
+  if (machine == PathMachine::cpu) return {1.0, 0.7, 0.6};
   // TFLOP/s on an H200 (bench/results/h200: worst_case, attend, sparse_mqa). Sparse MQA gathers a
   // row once for all heads of a tile: below 64 heads the gathering is what takes the time.
   const double sparse_mqa = num_heads >= 64 ? 231 : num_heads > 16 ? 150 : 89;
   return {671, 293, sparse_mqa};
+}
+
+/// Pairs of a query token and a key: those that it sees, those that it selects.
+struct Pairs {
+  double seen = 0, selected = 0;
+
+  Pairs(const ChunkMember& member, int topk) {
+    const double query_len = member.query_len, context_len = member.context_len;
+    seen = query_len * context_len + query_len * (query_len + 1) / 2;
+    // Rows with at most topk keys select them all.
+    const double short_rows = std::clamp<double>(topk - context_len, 0, query_len);
+    selected = short_rows * context_len + short_rows * (short_rows + 1) / 2 +
+               (query_len - short_rows) * topk;
+  }
+};
+
+PathCosts costs_by_rates(PathMachine machine, const ModelDims& dims,
+                         std::span<const ChunkMember> suffix) {
+  const PathRates rates = path_rates(machine, dims.num_heads);
+  double keys = 0, queries = 0, seen = 0, selected = 0;
+  for (const ChunkMember& member : suffix) {
+    const Pairs pairs(member, dims.index_topk);
+    keys += 1.0 * member.context_len + member.query_len;
+    queries += member.query_len;
+    seen += pairs.seen;
+    selected += pairs.selected;
+  }
+  const double heads = dims.num_heads, latent = dims.kv_lora_rank;
+  const double nope = dims.qk_nope_head_dim, rope = dims.qk_rope_head_dim, value = dims.v_head_dim;
+  PathCosts costs;
+  costs.masked_cost = heads * 2 *
+                      (keys * latent * (nope + value) / rates.projection +
+                       seen * (nope + rope + value) / rates.masked_mha);
+  costs.sparse_cost = heads * 2 *
+                      (queries * latent * (nope + value) / rates.projection +
+                       selected * (2 * latent + rope) / rates.sparse_mqa);
+  return costs;
+}
+
+/// A place on an axis of the table: between point `below` and the next one, `part` of the way on a
+/// logarithmic scale; at the nearest end outside of it.
+struct AxisPlace {
+  std::size_t below = 0;
+  double part = 0;
+
+  template <std::size_t kSize>
+  AxisPlace(const int (&axis)[kSize], double value) {
+    static_assert(kSize > 1);
+    while (below + 2 < kSize && value >= axis[below + 1]) ++below;
+    part = std::clamp(std::log(value / axis[below]) / std::log(1.0 * axis[below + 1] / axis[below]),
+                      0.0, 1.0);
+  }
+};
+
+/// Costs at a point, from the eight of the table around it: the mean of their logarithms, since
+/// what a request costs as a whole is spread over its query tokens.
+PathCosts interpolated(int heads, double query_len, double seq_len) {
+  constexpr std::size_t kQueryLens = std::size(kPathQueryLens), kSeqLens = std::size(kPathSeqLens);
+  static_assert(std::size(kPathCosts) == std::size(kPathHeads) * kQueryLens * kSeqLens);
+  const AxisPlace places[] = {
+      {kPathHeads, 1.0 * heads}, {kPathQueryLens, query_len}, {kPathSeqLens, seq_len}};
+  PathCosts costs;
+  for (std::size_t corner = 0; corner < 8; ++corner) {
+    std::size_t at[3];
+    double weight = 1;
+    for (std::size_t axis = 0; axis < 3; ++axis) {
+      const bool next = (corner >> axis & 1) != 0;
+      at[axis] = places[axis].below + next;
+      weight *= next ? places[axis].part : 1 - places[axis].part;
+    }
+    const PathCost& cost = kPathCosts[(at[0] * kQueryLens + at[1]) * kSeqLens + at[2]];
+    costs.masked_cost += weight * std::log(1.0 * cost.masked);
+    costs.sparse_cost += weight * std::log(1.0 * cost.sparse);
+  }
+  return {std::exp(costs.masked_cost), std::exp(costs.sparse_cost)};
+}
+
+PathCosts costs_by_table(const ModelDims& dims, std::span<const ChunkMember> suffix) {
+  PathCosts costs;
+  for (const ChunkMember& member : suffix) {
+    if (member.query_len == 0) continue;
+    const Pairs pairs(member, dims.index_topk);
+    const PathCosts cost =
+        interpolated(dims.num_heads, member.query_len, 1.0 * member.context_len + member.query_len);
+    costs.masked_cost += dims.num_heads * pairs.seen * cost.masked_cost;
+    costs.sparse_cost += dims.num_heads * pairs.selected * cost.sparse_cost;
+  }
+  return costs;
 }
 
 }  // namespace
@@ -39,30 +132,10 @@ std::string to_string(AttentionPath path) {
   return "unknown";
 }
 
-PathCosts estimate_path_costs(Backend backend, const ModelDims& dims,
+PathCosts estimate_path_costs(PathMachine machine, const ModelDims& dims,
                               std::span<const ChunkMember> suffix) {
-  const PathRates rates = path_rates(backend, dims.num_heads);
-  double keys = 0, pairs = 0, selected = 0, queries = 0;
-  for (const ChunkMember& member : suffix) {
-    const double query_len = member.query_len, context_len = member.context_len;
-    keys += context_len + query_len;
-    queries += query_len;
-    pairs += query_len * context_len + query_len * (query_len + 1) / 2;
-    // Rows with at most topk keys select them all.
-    const double short_rows = std::clamp<double>(dims.index_topk - context_len, 0, query_len);
-    selected += short_rows * context_len + short_rows * (short_rows + 1) / 2 +
-                (query_len - short_rows) * dims.index_topk;
-  }
-  const double heads = dims.num_heads, latent = dims.kv_lora_rank;
-  const double nope = dims.qk_nope_head_dim, rope = dims.qk_rope_head_dim, value = dims.v_head_dim;
-  PathCosts costs;
-  costs.masked_cost = heads * 2 *
-                      (keys * latent * (nope + value) / rates.projection +
-                       pairs * (nope + rope + value) / rates.masked_mha);
-  costs.sparse_cost = heads * 2 *
-                      (queries * latent * (nope + value) / rates.projection +
-                       selected * (2 * latent + rope) / rates.sparse_mqa);
-  return costs;
+  return machine == PathMachine::hopper ? costs_by_table(dims, suffix)
+                                        : costs_by_rates(machine, dims, suffix);
 }
 
 }  // namespace sparse_mla

@@ -19,15 +19,22 @@ enum class AttentionPath {
 };
 std::string to_string(AttentionPath path);
 
+/// Whose measured rates the choice is made by.
+enum class PathMachine {
+  cpu,
+  gpu,     ///< with the portable kernels
+  hopper,  ///< with those of compute capability 9.0
+};
+
 /// What the choice between masked and sparse depends on.
 struct PathCosts {
   double masked_cost = 0;
   double sparse_cost = 0;
 };
 
-/// Estimated time of both paths on `backend`, from its measured rates; only the ratio means
-/// anything. `suffix` [prefill requests] are the suffix members of the batch.
-PathCosts estimate_path_costs(Backend backend, const ModelDims& dims,
+/// Estimated time of both paths, from the machine's measured rates; only the ratio means anything.
+/// `suffix` [prefill requests] are the suffix members of the batch.
+PathCosts estimate_path_costs(PathMachine machine, const ModelDims& dims,
                               std::span<const ChunkMember> suffix);
 
 }  // namespace sparse_mla
