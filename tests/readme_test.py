@@ -116,7 +116,8 @@ class Readme(unittest.TestCase):
         self.assertIn("take 30 passes", " ".join(README.split()))
 
     def test_the_files_that_documents_name_exist(self):
-        for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]:
+        for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md"),
+                         *ROOT.glob("*/README.md")]:
             text = document.read_text()
             names = re.findall(r"`((?:[\w-]+/)+[\w.-]+\.(?:md|h|cpp|py|csv|svg|txt|cuh|cu|json))`", text)
             names += re.findall(r"\]\(((?!http)[^)#]+)\)", text)
