@@ -40,6 +40,16 @@ def measure(tool, backend, heads, query_len, seq_len):
             for path, ms in taken["ms_of_path"].items()]
 
 
+def gpu_context():
+    """What the GPU benchmarks' records say of the card, as nvidia-smi knows it."""
+    fields = {"gpu": "name", "driver": "driver_version", "gpu_max_sm_clock_mhz": "clocks.max.sm",
+              "gpu_max_memory_clock_mhz": "clocks.max.mem"}
+    run = subprocess.run(["nvidia-smi", "--query-gpu=" + ",".join(fields.values()),
+                          "--format=csv,noheader,nounits", "--id=0"],
+                         check=True, capture_output=True, text=True)
+    return dict(zip(fields, (field.strip() for field in run.stdout.split(","))))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("tool")
@@ -51,7 +61,8 @@ def main():
     parser.add_argument("--context", action="append", default=[], metavar="KEY=VALUE",
                         help="of the record, such as commit=…, driver=…")
     options = parser.parse_args()
-    context = dict(entry.split("=", 1) for entry in options.context)
+    context = gpu_context() if options.backend == "cuda" else {}
+    context.update(entry.split("=", 1) for entry in options.context)
     context["date"] = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     runs = [run for heads in options.heads for query_len in options.query_lens
             for seq_len in options.seq_lens
