@@ -20,6 +20,7 @@
 #include "kernels/cuda/sparse_mqa_portable.h"
 #include "kernels/cuda/sparse_mqa_rows.cuh"
 #include "kernels/cuda/sparse_mqa_shape.h"
+#include "kernels/sm90/entries.h"
 
 namespace sparse_mla::cuda {
 namespace {
@@ -209,7 +210,8 @@ void run_sparse_mqa_mma(const SparseMqaProblem& problem, const SparseMqaCall& ca
 }
 
 std::vector<Entry<SparseMqaProblem, SparseMqaCall>> sparse_mqa_entries() {
-  return {{"cuda_mma", Backend::cuda, "gathered tiles on tensor cores, keys split for few tokens",
+  return {sm90::sparse_mqa_prefill_entry(),
+          {"cuda_mma", Backend::cuda, "gathered tiles on tensor cores, keys split for few tokens",
            why_not_mma, sparse_mqa_mma_bytes, run_sparse_mqa_mma},
           {"cuda_rows", Backend::cuda, "a head at a time in fp32, any widths", why_not_rows,
            no_scratch, run_rows}};

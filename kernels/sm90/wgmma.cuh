@@ -258,22 +258,8 @@ __device__ inline void stmatrix_x4(std::uint32_t row, const std::uint32_t (&r)[4
                : "memory");
 }
 
-/// Keeps what it is used with in L2 as long as other lines can make room.
-__device__ inline std::uint64_t keep_in_l2() {
-  std::uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-/// ptx::cp_async_16 with an L2 policy; the line's other 128 bytes of 256 come to L2 with it.
-__device__ inline void cp_async_16_keep(std::uint32_t shared, const void* global, bool valid,
-                                        std::uint64_t policy) {
-  asm volatile(
-      "cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2, %3;" ::"r"(shared),
-      "l"(global), "r"(valid ? 16 : 0), "l"(policy)
-      : "memory");
-}
 /// An arrival of this thread at `mbarrier`, one of those it was made for, once all of the thread's
-/// cp_async_… so far have landed.
+/// cp_async_16 so far have landed.
 __device__ inline void mbarrier_arrive_after_copies(std::uint32_t mbarrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(mbarrier) : "memory");
 }

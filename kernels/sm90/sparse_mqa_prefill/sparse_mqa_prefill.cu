@@ -18,8 +18,8 @@ namespace {
 
 using Shape = PrefillShape;
 
-/// (token, 64 heads) items below which the portable entry's split of the keys is faster.
-constexpr int least_items() { return 24; }
+/// (token, 64 heads) items below which the portable entry's split of the keys is faster: measured.
+constexpr std::int64_t least_items(int num_heads) { return num_heads <= 32 ? 48 : 24; }
 
 std::string why_not(const SparseMqaProblem& problem) {
   if (std::string reason = cuda::why_no_device(90); !reason.empty()) return reason;
@@ -57,11 +57,11 @@ void run(const SparseMqaProblem& problem, const SparseMqaCall& call, std::span<s
   args.items = static_cast<int>(tokens * args.head_tiles);
   args.logit_scale = static_cast<float>(double{call.softmax_scale} * std::numbers::log2e);
   CUtensorMap q_map;
-  if (args.items < least_items() || !make_query_map(call, q_map)) {
+  if (args.items < least_items(problem.num_heads) || !make_query_map(call, q_map)) {
     cuda::run_sparse_mqa_mma(problem, call, workspace, stream);
     return;
   }
-  const auto kernel = sparse_mqa_prefill_kernel<Shape::kSlabs>;
+  const auto kernel = sparse_mqa_prefill_kernel;
   cuda::allow_shared(kernel, Shape::kSharedBytes);
   kernel<<<std::min(args.items, cuda::current_device().num_sms), Shape::kThreads,
            Shape::kSharedBytes, stream>>>(q_map, args);

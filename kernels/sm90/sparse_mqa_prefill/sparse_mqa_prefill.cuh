@@ -153,7 +153,6 @@ __device__ __forceinline__ void produce(const PrefillArguments& args, PrefillSha
   const int row = lane / 8, chunk = lane % 8;  // row + 4 · pass of the warp's sixteen
   const std::uint32_t target = (16 * warp + row) * 128 + ((chunk ^ row) << 4);
   const std::int64_t num_slots = cache.num_slots();
-  const std::uint64_t policy = ptx::keep_in_l2();
 
   PairWalk walk(args);
   std::int32_t slot = walk.slot(args, key);
@@ -176,9 +175,9 @@ __device__ __forceinline__ void produce(const PrefillArguments& args, PrefillSha
       const auto copy = [&](int slab) {
 #pragma unroll
         for (int pass = 0; pass < 4; ++pass)
-          ptx::cp_async_16_keep(at.keys(block) + slab * Shape::kSlabBytes + pass * 4 * 128 +
-                                    (pass % 2 == 0 ? target : target ^ 64),  // rows 4 … 7 of eight
-                                from[pass] + slab * 128, valid[pass], policy);
+          ptx::cp_async_16(at.keys(block) + slab * Shape::kSlabBytes + pass * 4 * 128 +
+                               (pass % 2 == 0 ? target : target ^ 64),  // rows 4 … 7 of eight
+                           from[pass] + slab * 128, valid[pass]);
       };
       const int first = block == 0 ? kFirstLow : kSecondHigh, second = first + 1;
       ptx::block_mbarrier_wait(at.empty(first), use % 2 ^ 1);
@@ -272,9 +271,8 @@ __device__ inline void transpose_quad(std::uint32_t (&r)[4]) {
     }
 }
 
-/// A consumer warpgroup. `kSlabsBefore`: group 1 starts so many slabs of its scores' product before
-/// it multiplies block 0's weights.
-template <int kGroup, int kSlabsBefore>
+/// A consumer warpgroup.
+template <int kGroup>
 __device__ __forceinline__ void consume(const CUtensorMap& q_map, const PrefillArguments& args,
                                         PrefillShared& shared, const PrefillAddresses& at) {
   using Shape = PrefillShape;
@@ -435,35 +433,17 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const PrefillA
         ptx::pin(out);
         arrive(at.empty(kSecondLow));
       } else {
-        const auto start_high = [&] {
-          wait_full(kSecondHigh);
-          ptx::pin(score);
-          ptx::wgmma_fence();
-          start_first_scores(Shape::kHalfSlabs);
-        };
-        const auto start_low = [&] {
-          wait_full(kSecondLow);
-          ptx::wgmma_fence();
-          start_last_scores(0);
-        };
-        const auto free_first = [&] {
-          ptx::pin(out);
-          arrive(at.empty(kFirstHigh));
-        };
-        if constexpr (kSlabsBefore > 0) start_high();
-        if constexpr (kSlabsBefore == Shape::kSlabs) start_low();
+        wait_full(kSecondHigh);
+        ptx::pin(score);
+        ptx::wgmma_fence();
+        start_first_scores(Shape::kHalfSlabs);
+        wait_full(kSecondLow);
+        ptx::wgmma_fence();
+        start_last_scores(0);
         take_reference();
         rescale(out, factor);
-        start_other();
-        if constexpr (kSlabsBefore == 0) {
-          ptx::wgmma_wait<0>();
-          free_first();
-          start_high();
-        }
-        if constexpr (kSlabsBefore < Shape::kSlabs) start_low();
+        start_other();  // while the scores become weights
         ptx::wgmma_wait<1>();
-        if constexpr (kSlabsBefore == Shape::kHalfSlabs) free_first();
-        if constexpr (kSlabsBefore < Shape::kSlabs) ptx::wgmma_wait<0>();
         ptx::pin(score);
         arrive(at.scored(1));
         if (pair == pairs - 1) {  // group 0 is done with the queries since its weights are there
@@ -472,10 +452,9 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const PrefillA
         }
         weigh_block();
         publish_weights();
-        if constexpr (kSlabsBefore == Shape::kSlabs) {
-          ptx::wgmma_wait<0>();
-          free_first();
-        }
+        ptx::wgmma_wait<0>();
+        ptx::pin(out);
+        arrive(at.empty(kFirstHigh));
         rescale(out, factor);
         start_own();
         ptx::wgmma_wait<0>();
@@ -542,7 +521,6 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const PrefillA
 /// One CTA per SM that stays: a warpgroup that gathers and two that compute. Keys are filled and
 /// freed by quarters of a pair; the next item's keys and queries come in during the last products
 /// and the epilogue of the one before.
-template <int kSlabsBefore>
 __global__ void __launch_bounds__(PrefillShape::kThreads, 1)
     sparse_mqa_prefill_kernel(const __grid_constant__ CUtensorMap q_map,
                               const __grid_constant__ PrefillArguments args) {
@@ -575,9 +553,9 @@ __global__ void __launch_bounds__(PrefillShape::kThreads, 1)
   } else {
     ptx::claim_registers<Shape::kConsumerRegisters>();
     if (group == 1)
-      consume<0, kSlabsBefore>(q_map, args, shared, at);
+      consume<0>(q_map, args, shared, at);
     else
-      consume<1, kSlabsBefore>(q_map, args, shared, at);
+      consume<1>(q_map, args, shared, at);
   }
 #endif
 }
