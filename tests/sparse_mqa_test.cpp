@@ -278,8 +278,8 @@ std::vector<SparseMqaTest> problems() {
     for (const Slots slots : {Slots::full, Slots::some, Slots::nonsense}) {
       SparseMqaTest p;
       p.heads = heads;
-      p.topk = slots == Slots::full ? 192 : 65;
-      p.tokens = heads > 32 ? 27 : 140;
+      p.topk = slots == Slots::full ? 130 : 65;
+      p.tokens = heads <= 8 ? 140 : heads <= 32 ? 50 : 1800 / heads;
       p.blocks = 8;
       p.slots = slots;
       p.counts = slots != Slots::full;
