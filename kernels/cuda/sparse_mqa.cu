@@ -17,8 +17,10 @@
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/entries.h"
 #include "kernels/cuda/sparse_mqa_mma.cuh"
+#include "kernels/cuda/sparse_mqa_portable.h"
 #include "kernels/cuda/sparse_mqa_rows.cuh"
 #include "kernels/cuda/sparse_mqa_shape.h"
+#include "kernels/sm90/entries.h"
 
 namespace sparse_mla::cuda {
 namespace {
@@ -112,8 +114,54 @@ void launch_format(int units, const MqaArguments& arguments, unsigned grid, Stre
   launch_tile<4, kFormat>(arguments, grid, stream);
 }
 
-void run_mma(const SparseMqaProblem& problem, const SparseMqaCall& call,
-             std::span<std::byte> workspace, Stream stream) {
+std::string why_not_mma(const SparseMqaProblem& problem) {
+  if (std::string reason = why_no_device(); !reason.empty()) return reason;
+  if (problem.kv_lora_rank > kTileLatent || problem.qk_rope_head_dim > kTileRope)
+    return "rows of " + std::to_string(problem.kv_lora_rank) + " + " +
+           std::to_string(problem.qk_rope_head_dim) + " elements, expected at most " +
+           std::to_string(kTileLatent) + " + " + std::to_string(kTileRope);
+  if (tile_of(problem).head_units == 0)
+    return "a block of the device has " + std::to_string(current_device().max_shared_bytes) +
+           " bytes of shared memory, expected at least " +
+           std::to_string(MqaShared(1, problem.format, 1).bytes);
+  return "";
+}
+
+void run_rows(const SparseMqaProblem& problem, const SparseMqaCall& call, std::span<std::byte>,
+              Stream stream) {
+  check_shapes(problem, call);
+  const std::int64_t ctas = call.q.extent(0) * problem.num_heads;
+  if (ctas == 0) return;
+  const auto bytes =
+      static_cast<int>(rows_mqa_shared_bytes(problem.kv_lora_rank, problem.qk_rope_head_dim));
+  allow_shared(sparse_mqa_rows_kernel, current_device().max_shared_bytes - kRowsMqaStaticBytes);
+  sparse_mqa_rows_kernel<<<static_cast<unsigned>(ctas), kRowsMqaThreads, bytes, stream>>>(
+      call, problem.num_heads, problem.kv_lora_rank, problem.qk_rope_head_dim);
+  check_launch("sparse_mqa_rows_kernel");
+}
+
+std::string why_not_rows(const SparseMqaProblem& problem) {
+  if (std::string reason = why_no_device(); !reason.empty()) return reason;
+  const std::int64_t needed =
+      rows_mqa_shared_bytes(problem.kv_lora_rank, problem.qk_rope_head_dim) + kRowsMqaStaticBytes;
+  if (needed > current_device().max_shared_bytes)
+    return "rows take " + std::to_string(needed) + " bytes of shared memory, expected at most " +
+           std::to_string(current_device().max_shared_bytes);
+  return "";
+}
+
+std::size_t no_scratch(const SparseMqaProblem&) { return 0; }
+
+}  // namespace
+
+std::size_t sparse_mqa_mma_bytes(const SparseMqaProblem& problem) {
+  WorkspaceCarver carver;
+  Partials(carver, problem);
+  return carver.bytes();
+}
+
+void run_sparse_mqa_mma(const SparseMqaProblem& problem, const SparseMqaCall& call,
+                        std::span<std::byte> workspace, Stream stream) {
   check_shapes(problem, call);
   const std::int64_t tokens = call.q.extent(0);
   if (tokens == 0) return;
@@ -161,55 +209,10 @@ void run_mma(const SparseMqaProblem& problem, const SparseMqaCall& call,
   check_launch("join_splits_kernel");
 }
 
-std::string why_not_mma(const SparseMqaProblem& problem) {
-  if (std::string reason = why_no_device(); !reason.empty()) return reason;
-  if (problem.kv_lora_rank > kTileLatent || problem.qk_rope_head_dim > kTileRope)
-    return "rows of " + std::to_string(problem.kv_lora_rank) + " + " +
-           std::to_string(problem.qk_rope_head_dim) + " elements, expected at most " +
-           std::to_string(kTileLatent) + " + " + std::to_string(kTileRope);
-  if (tile_of(problem).head_units == 0)
-    return "a block of the device has " + std::to_string(current_device().max_shared_bytes) +
-           " bytes of shared memory, expected at least " +
-           std::to_string(MqaShared(1, problem.format, 1).bytes);
-  return "";
-}
-
-std::size_t mma_workspace(const SparseMqaProblem& problem) {
-  WorkspaceCarver carver;
-  Partials(carver, problem);
-  return carver.bytes();
-}
-
-void run_rows(const SparseMqaProblem& problem, const SparseMqaCall& call, std::span<std::byte>,
-              Stream stream) {
-  check_shapes(problem, call);
-  const std::int64_t ctas = call.q.extent(0) * problem.num_heads;
-  if (ctas == 0) return;
-  const auto bytes =
-      static_cast<int>(rows_mqa_shared_bytes(problem.kv_lora_rank, problem.qk_rope_head_dim));
-  allow_shared(sparse_mqa_rows_kernel, current_device().max_shared_bytes - kRowsMqaStaticBytes);
-  sparse_mqa_rows_kernel<<<static_cast<unsigned>(ctas), kRowsMqaThreads, bytes, stream>>>(
-      call, problem.num_heads, problem.kv_lora_rank, problem.qk_rope_head_dim);
-  check_launch("sparse_mqa_rows_kernel");
-}
-
-std::string why_not_rows(const SparseMqaProblem& problem) {
-  if (std::string reason = why_no_device(); !reason.empty()) return reason;
-  const std::int64_t needed =
-      rows_mqa_shared_bytes(problem.kv_lora_rank, problem.qk_rope_head_dim) + kRowsMqaStaticBytes;
-  if (needed > current_device().max_shared_bytes)
-    return "rows take " + std::to_string(needed) + " bytes of shared memory, expected at most " +
-           std::to_string(current_device().max_shared_bytes);
-  return "";
-}
-
-std::size_t no_scratch(const SparseMqaProblem&) { return 0; }
-
-}  // namespace
-
 std::vector<Entry<SparseMqaProblem, SparseMqaCall>> sparse_mqa_entries() {
-  return {{"cuda_mma", Backend::cuda, "gathered tiles on tensor cores, keys split for few tokens",
-           why_not_mma, mma_workspace, run_mma},
+  return {sm90::sparse_mqa_prefill_entry(),
+          {"cuda_mma", Backend::cuda, "gathered tiles on tensor cores, keys split for few tokens",
+           why_not_mma, sparse_mqa_mma_bytes, run_sparse_mqa_mma},
           {"cuda_rows", Backend::cuda, "a head at a time in fp32, any widths", why_not_rows,
            no_scratch, run_rows}};
 }

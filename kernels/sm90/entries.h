@@ -8,5 +8,6 @@
 namespace sparse_mla::sm90 {
 
 Entry<AttendProblem, AttendCall> masked_mha_entry();
+Entry<SparseMqaProblem, SparseMqaCall> sparse_mqa_prefill_entry();
 
 }  // namespace sparse_mla::sm90

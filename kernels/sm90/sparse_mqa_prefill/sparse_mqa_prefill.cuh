@@ -1,0 +1,563 @@
+/// `sparse_mqa` on Hopper's warpgroup products: absorbed attention of one token × 64 heads per work
+/// item over the bf16 rows that the token's slots name, 2 × 64 keys at a time. (Two key blocks in
+/// flight, one per warpgroup, and the sums split by value columns: FlashMLA's schedule.)
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include <cuda.h>
+
+#include "kernels/common/finished_row.h"
+#include "kernels/cuda/latent_rows.cuh"
+#include "kernels/sm90/wgmma.cuh"
+#include "sparse_mla/attention.h"
+
+namespace sparse_mla::sm90 {
+
+/// DeepSeek's row and the tile that follows from it.
+struct PrefillShape {
+  static constexpr int kLatent = 512, kRope = 64, kWidth = kLatent + kRope;
+  /// Rows of one wgmma. The sums of 64 heads × 512 columns fill half of the register file.
+  static constexpr int kHeads = 64;
+  /// Keys of a block. Two blocks and the queries are all that shared memory holds.
+  static constexpr int kKeys = 64, kPairKeys = 2 * kKeys;
+  // Shared memory: slabs of 64 columns, 64 rows of 128 bytes each, swizzled.
+  static constexpr int kSlabs = kWidth / 64, kSlabBytes = 64 * 128;
+  static constexpr int kTileBytes = kSlabs * kSlabBytes;  // of the queries, of a block of keys
+  /// Slabs of a warpgroup's half of the value columns; slab of the rope part.
+  static constexpr int kHalfSlabs = kLatent / 64 / 2, kRopeSlab = kLatent / 64;
+  static constexpr int kHalfColumns = kLatent / 2;
+  static constexpr int kGroupThreads = 128, kThreads = 3 * kGroupThreads;
+  /// Registers per thread: 72 · 128 + 216 · 256 = 64,512 of 65,536.
+  static constexpr int kProducerRegisters = 72, kConsumerRegisters = 216;
+  /// A slab starts at a multiple of the swizzle's 1,024 bytes; so much may be lost before the
+  /// first.
+  static constexpr int kAlignment = 1024;
+  static constexpr int kSharedBytes = 3 * kTileBytes + kAlignment;
+};
+
+struct PrefillArguments {
+  SparseMqaCall call;
+  int num_heads, head_tiles;  ///< tiles of 64 heads
+  int items;                  ///< tokens · head_tiles
+  float logit_scale;          ///< softmax scale · log2(e)
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/// Quarters of a pair of key blocks, filled in this order and freed as soon as the warpgroup that
+/// uses them last is done. Group 0 computes the scores of block 0 and sums columns 0 … 255 of both
+/// blocks, group 1 the scores of block 1 and columns 256 … 511.
+enum Quarter : int {
+  kFirstLow,    ///< block 0, columns 0 … 255: last used by group 0
+  kFirstHigh,   ///< block 0, columns 256 … 511, and rope, later its weights: by group 1
+  kSecondHigh,  ///< block 1, columns 256 … 511: by group 1
+  kSecondLow,   ///< block 1, columns 0 … 255, and rope, later its weights: by group 0
+  kQuarters
+};
+
+/// Everything in shared memory but the tiles.
+struct PrefillShared {
+  std::uint64_t full_q;
+  std::uint64_t full[kQuarters], empty[kQuarters];
+  std::uint64_t scored[2];  ///< every warp of the group has its scores: the rope slab may change
+  alignas(8) std::uint16_t valid[2][4];  ///< [block][64 keys], bits
+  /// What the exponents of the weights are relative to after a block; sums of weights. [group][row]
+  float reference[2][PrefillShape::kHeads], sum[2][PrefillShape::kHeads];
+};
+
+/// Named barriers, 256 threads but the third.
+enum PrefillBarrier : int { kFirstWeights = 1, kSecondWeights, kSecondGroup, kBothGroups };
+
+/// Where it lies: shared-memory addresses.
+struct PrefillAddresses {
+  std::uint32_t tiles, shared;
+
+  __device__ std::uint32_t q() const { return tiles; }
+  __device__ std::uint32_t keys(int block) const {
+    return tiles + (1 + block) * PrefillShape::kTileBytes;
+  }
+  /// Weights take the place of the rope part.
+  __device__ std::uint32_t weights(int block) const {
+    return keys(block) + PrefillShape::kRopeSlab * PrefillShape::kSlabBytes;
+  }
+  __device__ std::uint32_t full_q() const { return shared + offsetof(PrefillShared, full_q); }
+  __device__ std::uint32_t full(int quarter) const {
+    return shared + offsetof(PrefillShared, full) + 8 * quarter;
+  }
+  __device__ std::uint32_t empty(int quarter) const {
+    return shared + offsetof(PrefillShared, empty) + 8 * quarter;
+  }
+  __device__ std::uint32_t scored(int group) const {
+    return shared + offsetof(PrefillShared, scored) + 8 * group;
+  }
+};
+
+/// Slots of an item's token that are looked at; 0 past the last item.
+__device__ inline int slots_of(const PrefillArguments& args, int item) {
+  if (item >= args.items) return 0;
+  const int all = static_cast<int>(args.call.slots.extent(1));
+  if (args.call.counts == nullptr) return all;
+  return max(
+      0,
+      min(all,
+          args.call.counts[static_cast<unsigned>(item) / static_cast<unsigned>(args.head_tiles)]));
+}
+__device__ inline int pairs_of(int count) {
+  return (count + PrefillShape::kPairKeys - 1) / PrefillShape::kPairKeys;
+}
+
+/// The producers' walk over the pairs of blocks of all of the CTA's items.
+struct PairWalk {
+  int item, pair, pairs, count, next_count;
+
+  __device__ explicit PairWalk(const PrefillArguments& args)
+      : item(static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x)),
+        pair(0),
+        pairs(0),
+        count(0),
+        next_count(slots_of(args, static_cast<int>(blockIdx.x))) {
+    next(args);
+  }
+  __device__ void next(const PrefillArguments& args) {
+    ++pair;
+    while (pair >= pairs) {
+      item += static_cast<int>(gridDim.x);
+      if (item >= args.items) return;
+      pair = 0;
+      count = next_count;
+      pairs = pairs_of(count);
+      next_count = slots_of(args, item + static_cast<int>(gridDim.x));
+    }
+  }
+  /// The slot of the pair's key number `key`; −1 = do not read.
+  __device__ std::int32_t slot(const PrefillArguments& args, int key) const {
+    if (item >= args.items) return -1;
+    const int at = pair * PrefillShape::kPairKeys + key;
+    const int token =
+        static_cast<int>(static_cast<unsigned>(item) / static_cast<unsigned>(args.head_tiles));
+    return at < count ? args.call.slots(token, at) : -1;
+  }
+};
+
+/// The producer warpgroup gathers rows, 16 bytes a thread, 8 lanes to 128 bytes of a row. Warp w
+/// serves rows 16w … 16w + 15 of both blocks, of which lane l knows row l % 16 of block l / 16.
+__device__ __forceinline__ void produce(const PrefillArguments& args, PrefillShared& shared,
+                                        const PrefillAddresses& at) {
+  using Shape = PrefillShape;
+  const LatentCache& cache = args.call.cache;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  const int key = lane / 16 * Shape::kKeys + warp * 16 + lane % 16;
+  const int row = lane / 8, chunk = lane % 8;  // row + 4 · pass of the warp's sixteen
+  const std::uint32_t target = (16 * warp + row) * 128 + ((chunk ^ row) << 4);
+  const std::int64_t num_slots = cache.num_slots();
+
+  PairWalk walk(args);
+  std::int32_t slot = walk.slot(args, key);
+  for (std::uint32_t use = 0; walk.item < args.items; ++use) {
+    const bool is_row = slot >= 0 && slot < num_slots;
+    const std::int64_t offset = is_row ? cuda::cached_row(cache, slot) - cache.data : 0;
+    const std::uint32_t rows = __ballot_sync(~0u, is_row);
+    walk.next(args);
+    slot = walk.slot(args, key);
+#pragma unroll
+    for (int block = 0; block < 2; ++block) {
+      const std::byte* from[4];
+      bool valid[4];
+#pragma unroll
+      for (int pass = 0; pass < 4; ++pass) {
+        const int source = 16 * block + 4 * pass + row;
+        from[pass] = cache.data + __shfl_sync(~0u, offset, source) + 16 * chunk;
+        valid[pass] = (rows >> source & 1) != 0;
+      }
+      const auto copy = [&](int slab) {
+#pragma unroll
+        for (int pass = 0; pass < 4; ++pass)
+          ptx::cp_async_16(at.keys(block) + slab * Shape::kSlabBytes + pass * 4 * 128 +
+                               (pass % 2 == 0 ? target : target ^ 64),  // rows 4 … 7 of eight
+                           from[pass] + slab * 128, valid[pass]);
+      };
+      const int first = block == 0 ? kFirstLow : kSecondHigh, second = first + 1;
+      ptx::block_mbarrier_wait(at.empty(first), use % 2 ^ 1);
+      if (lane == 0) {
+        shared.valid[block][warp] = static_cast<std::uint16_t>(rows >> 16 * block);
+        ptx::block_mbarrier_arrive(at.full(first));
+      }
+#pragma unroll
+      for (int s = 0; s < Shape::kHalfSlabs; ++s) copy(block == 0 ? s : Shape::kHalfSlabs + s);
+      ptx::mbarrier_arrive_after_copies(at.full(first));
+      ptx::block_mbarrier_wait(at.empty(second), use % 2 ^ 1);
+#pragma unroll
+      for (int s = 0; s < Shape::kHalfSlabs; ++s) copy(block == 0 ? Shape::kHalfSlabs + s : s);
+      copy(Shape::kRopeSlab);
+      ptx::mbarrier_arrive_after_copies(at.full(second));
+    }
+  }
+}
+
+/// Rows g and g + 8 of a warp's sixteen, of which a thread has every fourth pair of columns.
+struct RowState {
+  /// Base-2 logarithm that the weights are relative to: a maximum so far, −inf before the first
+  /// key. It follows the maximum only when that has grown by kSlack: weights up to 2^kSlack lose
+  /// nothing, and sums are rarely rescaled.
+  float reference[2];
+  float sum[2];
+};
+constexpr float kSlack = 8;
+
+__device__ inline float rescaling(float from, float to) {
+  return from == to ? 1.0f : ptx::ex2(from - to);  // −inf to −inf: 1
+}
+
+/// out · factor, of the rows that a thread has.
+__device__ __forceinline__ void rescale(float (&out)[128], const float (&factor)[2]) {
+  if (!__any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f)) return;
+#pragma unroll
+  for (int i = 0; i < 128; ++i) out[i] *= factor[i / 2 % 2];
+}
+
+/// Scores to weights, in the order of a product's operand a; `factor`: of earlier weights.
+__device__ __forceinline__ void weigh(float (&score)[32], uint2 valid, float scale, RowState& rows,
+                                      float (&factor)[2], std::uint32_t (&weights)[16]) {
+  if ((valid.x & valid.y) != ~0u) {
+    const int shift = 2 * (threadIdx.x % 4);
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const std::uint32_t two = (n < 4 ? valid.x : valid.y) >> (8 * (n % 4) + shift);
+      if ((two & 1) == 0) score[4 * n] = score[4 * n + 2] = -HUGE_VALF;
+      if ((two & 2) == 0) score[4 * n + 1] = score[4 * n + 3] = -HUGE_VALF;
+    }
+  }
+  float base[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float top = -HUGE_VALF;
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+      top = fmaxf(top, fmaxf(score[4 * n + 2 * h], score[4 * n + 2 * h + 1]));
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 2)) * scale;
+    const float before = rows.reference[h];
+    if (top > before + kSlack) rows.reference[h] = top;
+    factor[h] = rescaling(before, rows.reference[h]);
+    rows.sum[h] *= factor[h];
+    base[h] = rows.reference[h] == -HUGE_VALF ? 0.0f : rows.reference[h];
+  }
+#pragma unroll
+  for (int n = 0; n < 8; ++n)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float low = ptx::ex2(fmaf(score[4 * n + 2 * h], scale, -base[h]));
+      const float high = ptx::ex2(fmaf(score[4 * n + 2 * h + 1], scale, -base[h]));
+      rows.sum[h] += low + high;
+      weights[2 * n + h] = ptx::pack_bf16(low, high);
+    }
+}
+
+/// Four registers per row and lane of a quad: [8-column group j][lane's two columns] to [lane's
+/// 8-column group][two columns j].
+__device__ inline void transpose_quad(std::uint32_t (&r)[4]) {
+  const int lane = threadIdx.x % 4;
+#pragma unroll
+  for (int step = 1; step < 4; step *= 2)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if ((i & step) != 0) continue;
+      const bool upper = (lane & step) != 0;
+      const std::uint32_t other = __shfl_xor_sync(~0u, upper ? r[i] : r[i + step], step);
+      (upper ? r[i] : r[i + step]) = other;
+    }
+}
+
+/// A consumer warpgroup.
+template <int kGroup>
+__device__ __forceinline__ void consume(const CUtensorMap& q_map, const PrefillArguments& args,
+                                        PrefillShared& shared, const PrefillAddresses& at) {
+  using Shape = PrefillShape;
+  constexpr int kOther = 1 - kGroup, kBoth = 2 * Shape::kGroupThreads;
+  constexpr int kOwnReady = kGroup == 0 ? kFirstWeights : kSecondWeights;
+  constexpr int kOtherReady = kGroup == 0 ? kSecondWeights : kFirstWeights;
+  const int thread = threadIdx.x % Shape::kGroupThreads;
+  const int lane = thread % 32, warp = thread / 32;
+  const int row = 16 * warp + lane / 4;  // and row + 8
+  const SparseMqaCall& call = args.call;
+  const float scale = args.logit_scale;
+
+  const auto uniform = [](std::uint32_t x) { return __shfl_sync(~0u, x, 0); };
+  const std::uint32_t q = uniform(ptx::swizzled_operand(at.q()));
+  const std::uint32_t k = uniform(ptx::swizzled_operand(at.keys(kGroup)));
+  // The group's half of the value columns, of its own block and of the other.
+  const auto values_of = [&](int block) {
+    return uniform(ptx::swizzled_operand(
+        at.keys(block) + kGroup * Shape::kHalfSlabs * Shape::kSlabBytes, Shape::kSlabBytes));
+  };
+  const std::uint32_t own_values = values_of(kGroup), other_values = values_of(kOther);
+  const std::uint32_t other_weights = uniform(ptx::swizzled_operand(at.weights(kOther)));
+  // Of stmatrix: lane l names row l % 16 of the warp's, chunk l / 16 of a step's two.
+  const std::uint32_t own_weights = at.weights(kGroup) + (16 * warp + lane % 16) * 128;
+  const auto arrive = [&](std::uint32_t mbarrier) {
+    __syncwarp();
+    if (lane == 0) ptx::block_mbarrier_arrive(mbarrier);
+  };
+  const auto load_q = [&](int item) {
+    if (item >= args.items) return;
+    ptx::block_mbarrier_arrive_expecting(at.full_q(), Shape::kTileBytes);
+    const int token = item / args.head_tiles, tile = item % args.head_tiles;
+#pragma unroll
+    for (int slab = 0; slab < Shape::kSlabs; ++slab)
+      ptx::copy_box_3d(at.q() + slab * Shape::kSlabBytes, &q_map, at.full_q(), 64 * slab, token,
+                       tile * Shape::kHeads);
+  };
+  const int step_items = static_cast<int>(gridDim.x);
+  if (kGroup == 1 && thread == 0) load_q(static_cast<int>(blockIdx.x));
+
+  float out[128], score[32];
+  std::uint32_t weights[16];
+  std::uint32_t use = 0;  // of every quarter
+  int next_count = slots_of(args, static_cast<int>(blockIdx.x));
+  std::uint32_t q_use = 0;
+  for (int item = static_cast<int>(blockIdx.x); item < args.items; item += step_items, ++q_use) {
+    const int pairs = pairs_of(next_count);
+    next_count = slots_of(args, item + step_items);
+    RowState rows = {{-HUGE_VALF, -HUGE_VALF}, {0, 0}};
+    float factor[2];
+#pragma unroll
+    for (int i = 0; i < 128; ++i) out[i] = 0;
+
+    const auto scores_of = [&](auto first, int slab) {
+#pragma unroll
+      for (int s = 0; s < 4; ++s) {
+        const int bytes = slab * Shape::kSlabBytes + s * 32;
+        if (decltype(first)::value && s == 0)
+          ptx::wgmma_m64n64k16<false>(score, ptx::advance(q, bytes), ptx::advance(k, bytes));
+        else
+          ptx::wgmma_m64n64k16<true>(score, ptx::advance(q, bytes), ptx::advance(k, bytes));
+      }
+    };
+    // Of four slabs with the first of the product, and of four with the rope part.
+    const auto start_first_scores = [&](int slab) {
+      scores_of(std::true_type{}, slab);
+#pragma unroll
+      for (int i = 1; i < Shape::kHalfSlabs; ++i) scores_of(std::false_type{}, slab + i);
+      ptx::wgmma_commit();
+    };
+    const auto start_last_scores = [&](int slab) {
+#pragma unroll
+      for (int i = 0; i < Shape::kHalfSlabs; ++i) scores_of(std::false_type{}, slab + i);
+      scores_of(std::false_type{}, Shape::kRopeSlab);
+      ptx::wgmma_commit();
+    };
+    // O += P · V of the own block, then of the other's.
+    const auto start_own = [&] {
+      ptx::pin(out);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int s = 0; s < 4; ++s) {
+        const std::uint32_t a[4] = {weights[4 * s], weights[4 * s + 1], weights[4 * s + 2],
+                                    weights[4 * s + 3]};
+        ptx::wgmma_m64n256k16_n_major(out, a, ptx::advance(own_values, s * 16 * 128));
+      }
+      ptx::wgmma_commit();
+    };
+    const auto start_other = [&] {
+      ptx::pin(out);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int s = 0; s < 4; ++s)
+        ptx::wgmma_m64n256k16_n_major(out, ptx::advance(other_weights, s * 32),
+                                      ptx::advance(other_values, s * 16 * 128));
+      ptx::wgmma_commit();
+    };
+    // The other group's weights are there: take over its reference.
+    const auto take_reference = [&] {
+      ptx::named_barrier(kOtherReady, kBoth);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float now = shared.reference[kOther][row + 8 * h];
+        factor[h] = rescaling(rows.reference[h], now);
+        rows.reference[h] = now;
+        rows.sum[h] *= factor[h];
+      }
+    };
+    const auto weigh_block = [&] {
+      const auto* valid = reinterpret_cast<const volatile std::uint32_t*>(shared.valid[kGroup]);
+      weigh(score, make_uint2(valid[0], valid[1]), scale, rows, factor, weights);
+    };
+    const auto publish_weights = [&] {
+      ptx::block_mbarrier_wait(at.scored(kGroup), use % 2);
+#pragma unroll
+      for (int s = 0; s < 4; ++s) {
+        const std::uint32_t a[4] = {weights[4 * s], weights[4 * s + 1], weights[4 * s + 2],
+                                    weights[4 * s + 3]};
+        ptx::stmatrix_x4(own_weights + (((2 * s + lane / 16) ^ lane % 8) << 4), a);
+      }
+      if (lane % 4 == 0) {
+        shared.reference[kGroup][row] = rows.reference[0];
+        shared.reference[kGroup][row + 8] = rows.reference[1];
+      }
+      ptx::fence_shared_to_async();
+      ptx::named_barrier_arrive(kOwnReady, kBoth);
+    };
+    const auto wait_full = [&](int quarter) {
+      ptx::block_mbarrier_wait(at.full(quarter), use % 2);
+      ptx::fence_shared_to_async();
+    };
+
+    ptx::block_mbarrier_wait(at.full_q(), q_use % 2);
+    if (pairs == 0) ptx::named_barrier(kBothGroups, kBoth);
+    for (int pair = 0; pair < pairs; ++pair, ++use) {
+      if constexpr (kGroup == 0) {
+        wait_full(kFirstLow);
+        ptx::pin(score);
+        ptx::wgmma_fence();
+        start_first_scores(0);
+        wait_full(kFirstHigh);
+        ptx::wgmma_fence();
+        start_last_scores(Shape::kHalfSlabs);
+        ptx::wgmma_wait<0>();
+        ptx::pin(score);
+        arrive(at.scored(0));
+        weigh_block();
+        publish_weights();
+        rescale(out, factor);
+        start_own();
+        ptx::wgmma_wait<0>();
+        ptx::pin(out);
+        arrive(at.empty(kFirstLow));
+        take_reference();
+        rescale(out, factor);
+        start_other();
+        ptx::wgmma_wait<0>();
+        ptx::pin(out);
+        arrive(at.empty(kSecondLow));
+      } else {
+        wait_full(kSecondHigh);
+        ptx::pin(score);
+        ptx::wgmma_fence();
+        start_first_scores(Shape::kHalfSlabs);
+        wait_full(kSecondLow);
+        ptx::wgmma_fence();
+        start_last_scores(0);
+        take_reference();
+        rescale(out, factor);
+        start_other();  // while the scores become weights
+        ptx::wgmma_wait<1>();
+        ptx::pin(score);
+        arrive(at.scored(1));
+        if (pair == pairs - 1) {  // group 0 is done with the queries since its weights are there
+          ptx::named_barrier(kSecondGroup, Shape::kGroupThreads);
+          if (thread == 0) load_q(item + step_items);
+        }
+        weigh_block();
+        publish_weights();
+        ptx::wgmma_wait<0>();
+        ptx::pin(out);
+        arrive(at.empty(kFirstHigh));
+        rescale(out, factor);
+        start_own();
+        ptx::wgmma_wait<0>();
+        ptx::pin(out);
+        arrive(at.empty(kSecondHigh));
+      }
+    }
+    if (kGroup == 1 && pairs == 0 && thread == 0) load_q(item + step_items);
+
+    float total[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float sum = rows.sum[h];
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      if (lane % 4 == 0) shared.sum[kGroup][row + 8 * h] = sum;
+      total[h] = sum;
+    }
+    if (pairs > 0) {
+      ptx::named_barrier(kBothGroups, kBoth);
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        total[h] = shared.sum[0][row + 8 * h] + shared.sum[1][row + 8 * h];
+    }
+    constexpr float kLn2 = 0.693147180559945309f;
+    const int token = item / args.head_tiles;
+    const int first_head = item % args.head_tiles * Shape::kHeads + row;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int head = first_head + 8 * h;
+      const bool writes = head < args.num_heads, empty = total[h] == 0.0f;
+      const float lse = empty ? -HUGE_VALF : (rows.reference[h] + log2f(total[h])) * kLn2;
+      float share = empty ? 0.0f : 1.0f / total[h];
+      if (writes && call.sink.data_handle() != nullptr) share *= sink_factor(call.sink(head), lse);
+      if (kGroup == 0 && writes && lane % 4 == 0) {
+        const std::int64_t column = call.lse_tokens == nullptr ? token : call.lse_tokens[token];
+        if (column >= 0 && column < call.lse.extent(1)) call.lse(head, column) = lse;
+      }
+      auto* to = reinterpret_cast<uint4*>(
+          address(call.out, token, writes ? head : 0, kGroup * Shape::kHalfColumns));
+#pragma unroll
+      for (int m = 0; m < Shape::kHalfColumns / 32; ++m) {
+        std::uint32_t packed[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int i = 4 * (4 * m + j) + 2 * h;
+          packed[j] = empty ? 0u : ptx::pack_bf16(out[i] * share, out[i + 1] * share);
+        }
+        transpose_quad(packed);
+        if (writes)
+          __stcs(to + 4 * m + lane % 4, make_uint4(packed[0], packed[1], packed[2], packed[3]));
+      }
+    }
+  }
+}
+
+#endif
+
+/// The tile product of one work item, per pair of blocks of 64 keys:
+///   S[64, 64] = Q[64, 576] · K[64, 576]ᵀ of block g by warpgroup g, both from shared memory
+///   online softmax in base 2, fp32, a quad of lanes per row; block 1 goes on where block 0 is
+///   O[64, 256g … 256g+255] += P[64, 64] · K[64, the same columns] of both blocks by warpgroup g:
+///     its own block's P from registers, the other's from shared memory
+/// One CTA per SM that stays: a warpgroup that gathers and two that compute. Keys are filled and
+/// freed by quarters of a pair; the next item's keys and queries come in during the last products
+/// and the epilogue of the one before.
+__global__ void __launch_bounds__(PrefillShape::kThreads, 1)
+    sparse_mqa_prefill_kernel(const __grid_constant__ CUtensorMap q_map,
+                              const __grid_constant__ PrefillArguments args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  using Shape = PrefillShape;
+  extern __shared__ std::byte prefill_tiles[];
+  __shared__ PrefillShared shared;
+  const PrefillAddresses at{(ptx::shared_address(prefill_tiles) + Shape::kAlignment - 1) /
+                                Shape::kAlignment * Shape::kAlignment,
+                            ptx::shared_address(&shared)};
+  if (threadIdx.x == 0) {
+    constexpr int kWarps = Shape::kGroupThreads / 32;
+    ptx::mbarrier_init(&shared.full_q, 1);
+    for (int quarter = 0; quarter < kQuarters; ++quarter) {
+      // Every producer's copies, and where a block begins, every producer warp's `valid`.
+      const bool begins = quarter == kFirstLow || quarter == kSecondHigh;
+      ptx::mbarrier_init(&shared.full[quarter], Shape::kGroupThreads + (begins ? kWarps : 0));
+      ptx::mbarrier_init(&shared.empty[quarter], kWarps);
+    }
+    ptx::mbarrier_init(&shared.scored[0], kWarps);
+    ptx::mbarrier_init(&shared.scored[1], kWarps);
+    ptx::mbarrier_init_fence();
+  }
+  __syncthreads();
+  // From one lane, so that the compiler takes what follows from it as uniform.
+  const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / Shape::kGroupThreads, 0);
+  if (group == 0) {
+    ptx::release_registers<Shape::kProducerRegisters>();
+    produce(args, shared, at);
+  } else {
+    ptx::claim_registers<Shape::kConsumerRegisters>();
+    if (group == 1)
+      consume<0>(q_map, args, shared, at);
+    else
+      consume<1>(q_map, args, shared, at);
+  }
+#endif
+}
+
+}  // namespace sparse_mla::sm90
