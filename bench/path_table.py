@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes sparse_mla/path_table.h from a record of path_times.py: what a path costs where.
+"""Writes kernels/common/path_table.h from a record of path_times.py: what a path costs where.
 
-usage: path_table.py FILE [-o sparse_mla/path_table.h]
+usage: path_table.py FILE [-o kernels/common/path_table.h]
 
 FILE  JSON of bench/path_times.py
 -o    where the table goes (default: standard output)
@@ -42,6 +42,9 @@ def costs(runs):
             raise ValueError(f"{run['name']}: expected a name like path/masked/16heads/128x4096")
         path, (heads, query_len, seq_len) = match[1], map(int, match.groups()[1:])
         work = selected(query_len, seq_len) if path == "sparse" else pairs(query_len, seq_len)
+        if not (run["median_us"] > 0 and run["requests"] > 0):
+            raise ValueError(f"{run['name']}: got {run['median_us']} µs of {run['requests']} "
+                             "requests, expected more than 0 of both")
         table.setdefault((heads, query_len, seq_len), {})[path] = (
             run["median_us"] * 1e6 / (heads * run["requests"] * work))
     return table
@@ -60,6 +63,9 @@ def rows(table):
                                      "expected in the record on both paths")
                 lines.append(f"    {{{of_path['masked']:.4g}, {of_path['sparse']:.4g}}},  "
                              f"// {heads} heads, {query_len} × {seq_len}")
+    if any(len(values) < 2 for values in grid):
+        raise ValueError(f"got a grid of {' × '.join(str(len(values)) for values in grid)} points, "
+                         "expected two at least on each axis")
     return grid, lines
 
 
@@ -96,15 +102,13 @@ def main():
     parser.add_argument("file", type=pathlib.Path)
     parser.add_argument("-o", "--output", type=pathlib.Path)
     options = parser.parse_args()
-    record = json.loads(options.file.read_text())
     try:
+        record = json.loads(options.file.read_text())
         grid, lines = rows(costs(record["benchmarks"]))
-        if not lines:
-            raise ValueError("no runs in the record")
-    except (KeyError, ValueError) as error:
-        print(error, file=sys.stderr)
+        text = header(grid, lines, describe(record["context"]))
+    except (KeyError, OSError, ValueError) as error:
+        print(f"{options.file}: {error}", file=sys.stderr)
         return 1
-    text = header(grid, lines, describe(record["context"]))
     if options.output:
         options.output.write_text(text)
     else:

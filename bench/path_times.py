@@ -7,8 +7,9 @@ usage: path_times.py SPARSE_MLA [-o FILE] [--backend cuda] [--heads 8,16,64,128]
 SPARSE_MLA  the command-line tool
 -o          where the record goes (JSON as Google Benchmark's; default: standard output)
 
-A batch has equal requests, about 2,048 new tokens and at most 2^19 rows of context; picks are drawn
-at random and handed in, so that what both paths share is left out. bench/path_table.py makes the
+A batch has equal requests, at most 2,048 new tokens and 2^19 rows of context; picks are drawn at
+random and handed in, so that what both paths share is left out. A time is the median of the runs
+that `sparse-mla run --compare-paths` makes of a path. bench/path_table.py makes the
 choice's table of the record.
 Uses nothing but the standard library.
 """

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <iterator>
 
-#include "sparse_mla/path_table.h"
+#include "kernels/common/path_table.h"
 
 namespace sparse_mla {
 namespace {
@@ -20,7 +20,8 @@ struct PathRates {
 constexpr PathRates path_rates(PathMachine machine, int num_heads) {
   // One core's OpenBLAS rate is 1; measured with `sparse-mla run`, 16 and 128 heads.
   if (machine == PathMachine::cpu) return {1.0, 0.7, 0.6};
-  // TFLOP/s on an H200 (bench/results/h200: worst_case, attend, sparse_mqa). Sparse MQA gathers a
+  // TFLOP/s on an H200 of the portable kernels (docs/kernels/attend_cuda.md, sparse_mqa_cuda.md;
+  // projections of cuBLASLt). Sparse MQA gathers a
   // row once for all heads of a tile: below 64 heads the gathering is what takes the time.
   const double sparse_mqa = num_heads >= 64 ? 231 : num_heads > 16 ? 150 : 89;
   return {671, 293, sparse_mqa};
@@ -83,8 +84,11 @@ struct AxisPlace {
 PathCosts interpolated(int heads, double query_len, double seq_len) {
   constexpr std::size_t kQueryLens = std::size(kPathQueryLens), kSeqLens = std::size(kPathSeqLens);
   static_assert(std::size(kPathCosts) == std::size(kPathHeads) * kQueryLens * kSeqLens);
-  const AxisPlace places[] = {
-      {kPathHeads, 1.0 * heads}, {kPathQueryLens, query_len}, {kPathSeqLens, seq_len}};
+  // A tile of sparse MQA has 64 heads: from there on a head costs what it costs at more.
+  constexpr int kHeadTile = 64, kMostHeads = kPathHeads[std::size(kPathHeads) - 1];
+  const AxisPlace places[] = {{kPathHeads, 1.0 * (heads >= kHeadTile ? kMostHeads : heads)},
+                              {kPathQueryLens, query_len},
+                              {kPathSeqLens, seq_len}};
   PathCosts costs;
   for (std::size_t corner = 0; corner < 8; ++corner) {
     std::size_t at[3];

@@ -32,8 +32,9 @@ struct PathCosts {
   double sparse_cost = 0;
 };
 
-/// Estimated time of both paths, from the machine's measured rates; only the ratio means anything.
-/// `suffix` [prefill requests] are the suffix members of the batch.
+/// Estimated time of both paths, from rates measured on such a machine, on Hopper from times
+/// measured at DeepSeek-V3.2's widths, topk 2,048, over a bf16 cache; only the ratio means
+/// anything. `suffix` [prefill requests] are the suffix members of the batch.
 PathCosts estimate_path_costs(PathMachine machine, const ModelDims& dims,
                               std::span<const ChunkMember> suffix);
 

@@ -3,7 +3,7 @@
 
 #include <iterator>
 
-#include "sparse_mla/path_table.h"
+#include "kernels/common/path_table.h"
 
 namespace sparse_mla {
 namespace {

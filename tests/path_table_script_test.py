@@ -45,13 +45,18 @@ class PathTable(unittest.TestCase):
             path_table.rows(path_table.costs(both[:1]))
         with tempfile.TemporaryDirectory() as folder:
             source = pathlib.Path(folder, "record.json")
-            for runs in (both, [], [{"name": "attend/dense"}], [{}]):
+            corner = [run_of(path, 16, 10, 5000) for path in ("masked", "sparse")]
+            grid = [run_of(path, heads, query_len, seq_len, us=0.0)
+                    for path in ("masked", "sparse") for heads in (1, 2)
+                    for query_len in (1, 2) for seq_len in (8, 9)]
+            for runs in (both, [], [{"name": "attend/dense"}], [{}], corner, grid):
                 source.write_text(json.dumps({"context": {}, "benchmarks": runs}))
                 script = [sys.executable, ROOT / "bench/path_table.py", source]
                 run = subprocess.run(script, capture_output=True, text=True)
                 self.assertEqual(run.returncode, 1)
                 self.assertEqual(run.stdout, "")
                 self.assertNotIn("Traceback", run.stderr)
+                self.assertEqual(len(run.stderr.splitlines()), 1, run.stderr)
 
     def test_times_of_the_tool_become_a_header(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -75,7 +80,7 @@ class PathTable(unittest.TestCase):
         record_of_h200 = ROOT / "bench/results/h200/path_times.json"
         script = [sys.executable, ROOT / "bench/path_table.py", record_of_h200]
         written = subprocess.run(script, check=True, capture_output=True, text=True).stdout
-        self.assertEqual((ROOT / "sparse_mla/path_table.h").read_text(), written)
+        self.assertEqual((ROOT / "kernels/common/path_table.h").read_text(), written)
 
 
 if __name__ == "__main__":

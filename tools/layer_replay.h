@@ -70,6 +70,8 @@ class LayerReplay {
  private:
   /// The batch with each path forced that can serve it.
   std::map<AttentionPath, BatchMetadata> with_each_path(const support::LayerProblem& problem) const;
+  /// Medians of some runs of each, in turns, on the data at hand.
+  std::vector<double> compared_seconds(const std::vector<const BatchMetadata*>& batches);
   void check_selection(std::span<const support::CheckedToken> tokens, CheckResult& result);
   /// The layer's own scores of each token, [position + 1], by the entry that the capacity chose.
   std::vector<std::vector<float>> layer_scores(std::span<const support::CheckedToken> tokens);
