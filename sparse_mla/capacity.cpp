@@ -4,6 +4,7 @@
 #include <atomic>
 #include <string_view>
 
+#include "kernels/sm90/entries.h"
 #include "sparse_mla/error.h"
 #include "sparse_mla/hadamard.h"
 #include "sparse_mla/planner.h"
@@ -310,7 +311,7 @@ std::size_t Capacity::carve(std::span<std::byte> memory, bool count, LayerWorksp
 PathMachine Capacity::path_machine() const {
   if (backend() == Backend::cpu) return PathMachine::cpu;
   // The table was measured with this kernel.
-  return std::string_view(operations_.attend_masked.entry->name) == "sm90_wgmma"
+  return std::string_view(operations_.attend_masked.entry->name) == sm90::kMaskedMhaEntry
              ? PathMachine::hopper
              : PathMachine::gpu;
 }

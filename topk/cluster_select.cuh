@@ -194,13 +194,19 @@ void run_clusters(Kernel* of_f32, Kernel* of_bf16, const SelectProblem& problem,
   check(cudaLaunchKernelEx(&config, kernel, call, settings, blocks), "cudaLaunchKernelEx");
 }
 
-/// Entry::why_not of the selectors that use clusters.
-inline std::string why_no_clusters(const SelectProblem& problem) {
+/// Entry::why_not of the selectors that use clusters, of which `kernel` is one: its body is empty
+/// where it was compiled for less than compute capability 9.0, for whatever device that runs on.
+inline std::string why_no_clusters(const SelectProblem& problem, const void* kernel) {
   constexpr std::int64_t kMaxRows = 1 << 26;  // of 16 blocks
   if (problem.max_rows > kMaxRows)
     return "max_rows: got " + std::to_string(problem.max_rows) + ", expected at most " +
            std::to_string(kMaxRows);
-  return why_no_streams(problem, 90, kClusterBytes + static_cast<int>(sizeof(ClusterShared)));
+  constexpr int kCapability = 90;
+  if (std::string reason = why_no_streams(problem, kCapability,
+                                          kClusterBytes + static_cast<int>(sizeof(ClusterShared)));
+      !reason.empty())
+    return reason;
+  return why_no_code(kernel, kCapability);
 }
 
 }  // namespace sparse_mla::cuda

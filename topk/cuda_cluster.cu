@@ -35,6 +35,10 @@ __global__ void __launch_bounds__(kClusterThreads, 1)
 #endif
 }
 
+std::string why_not(const SelectProblem& problem) {
+  return why_no_clusters(problem, reinterpret_cast<const void*>(cluster_kernel<topk::Float32>));
+}
+
 void run(const SelectProblem& problem, const SelectCall& call, std::span<std::byte>,
          Stream stream) {
   run_clusters(cluster_kernel<topk::Float32>, cluster_kernel<topk::BFloat16>, problem, call,
@@ -50,7 +54,7 @@ SelectEntry cuda_cluster_entry() {
   return {"cuda_cluster",
           Backend::cuda,
           "a cluster per row over distributed shared memory",
-          cuda::why_no_clusters,
+          cuda::why_not,
           cuda::no_workspace,
           cuda::run,
           why_rather_not<Selector::cluster>};

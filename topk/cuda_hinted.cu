@@ -88,7 +88,7 @@ void run(const SelectProblem& problem, const SelectCall& call, std::span<std::by
 
 std::string why_not(const SelectProblem& problem) {
   if (!problem.hinted) return "hinted: got false, expected a problem whose calls bring hints";
-  return why_no_clusters(problem);
+  return why_no_clusters(problem, reinterpret_cast<const void*>(hinted_kernel<topk::Float32>));
 }
 
 }  // namespace

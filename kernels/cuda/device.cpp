@@ -86,6 +86,22 @@ void allow_shared(const void* kernel, int bytes) {
           "cudaFuncSetAttribute(MaxDynamicSharedMemorySize)");
 }
 
+namespace {
+
+std::string dotted(int capability) {
+  return std::to_string(capability / 10) + "." + std::to_string(capability % 10);
+}
+
+}  // namespace
+
+std::string why_no_code(const void* kernel, int least) {
+  cudaFuncAttributes attributes{};
+  check(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
+  if (attributes.ptxVersion >= least) return "";
+  return "built for compute capability " + dotted(attributes.ptxVersion) + ", expected " +
+         dotted(least) + " or more (CMAKE_CUDA_ARCHITECTURES)";
+}
+
 std::string why_no_device(int least) {
   int count = 0;
   if (const cudaError_t status = cudaGetDeviceCount(&count); status != cudaSuccess) {
@@ -94,9 +110,6 @@ std::string why_no_device(int least) {
   }
   if (count == 0) return "no CUDA device";
   const Device& device = current_device();
-  const auto dotted = [](int capability) {
-    return std::to_string(capability / 10) + "." + std::to_string(capability % 10);
-  };
   if (device.compute_capability < least)
     return "device " + std::to_string(device.index) + " has compute capability " +
            dotted(device.compute_capability) + ", expected " + dotted(least) + " or more";

@@ -29,6 +29,11 @@ std::string why_no_device(int least = 80);
 /// current device; empty = it can. For Entry::why_not, behind why_no_device().
 std::string why_no_shared(int needed_bytes);
 
+/// Why `kernel` has no code for compute capability `least` (90 = 9.0) or more on the current
+/// device: what was compiled for less runs there too. Empty = it has. For Entry::why_not, behind
+/// the others.
+std::string why_no_code(const void* kernel, int least);
+
 /// Throws CudaError "call: error text" unless `status` is cudaSuccess.
 void check(cudaError_t status, const char* call);
 

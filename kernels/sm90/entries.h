@@ -7,6 +7,9 @@
 
 namespace sparse_mla::sm90 {
 
+/// The layer's choice of paths goes by whether this entry was chosen.
+inline constexpr const char* kMaskedMhaEntry = "sm90_wgmma";
+
 Entry<AttendProblem, AttendCall> masked_mha_entry();
 Entry<SparseMqaProblem, SparseMqaCall> sparse_mqa_prefill_entry();
 

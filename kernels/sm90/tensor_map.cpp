@@ -44,8 +44,13 @@ bool encode(const bfloat16* data, const std::array<std::int64_t, Rank>& extents,
     sizes[axis] = static_cast<cuuint64_t>(extents[axis]);
     steps[axis] = 1;
     if (axis == 0) continue;
-    // The stride of an axis without a second element does not matter.
-    const std::int64_t bytes = extents[axis] == 1 ? kUnit : strides[axis] * kBytes;
+    // The stride of an axis without a second element does not matter, but it may not be less than
+    // what lies within.
+    const std::int64_t within =
+        extents[axis - 1] *
+        (axis == 1 ? kBytes : static_cast<std::int64_t>(stride_bytes[axis - 2]));
+    const std::int64_t bytes =
+        extents[axis] == 1 ? (within + kUnit - 1) / kUnit * kUnit : strides[axis] * kBytes;
     if (bytes < kUnit || bytes % kUnit != 0 || bytes >= kMaxStride) return false;
     stride_bytes[axis - 1] = static_cast<cuuint64_t>(bytes);
   }

@@ -7,6 +7,7 @@
 #include "kernels/cuda/attend_launch.cuh"
 #include "kernels/cuda/device.h"
 #include "kernels/sm90/entries.h"
+#include "kernels/sm90/hopper.h"
 #include "kernels/sm90/masked_mha/masked_mha.cuh"
 #include "kernels/sm90/tensor_map.h"
 
@@ -23,16 +24,11 @@ constexpr int least_piece_blocks() {
 }
 
 std::string why_not(const AttendProblem& problem) {
-  if (std::string reason = cuda::why_no_device(90); !reason.empty()) return reason;
-  if (cuda::current_device().compute_capability != 90) return "made for compute capability 9.0";
   if (problem.qk_nope_head_dim != MhaShape::kNope || problem.qk_rope_head_dim != MhaShape::kRope ||
       problem.v_head_dim != MhaShape::kValue)
     return "made for widths 128+64 / 128";
   if (problem.two_term_weights) return "rounds softmax weights to one bf16 term";
-  const int needed = MhaShape::kSharedBytes + MhaShape::kStaticSharedBytes;
-  if (std::string reason = cuda::why_no_shared(needed); !reason.empty()) return reason;
-  if (!has_tensor_maps()) return "the driver makes no tensor maps";
-  return "";
+  return why_no_hopper(MhaShape::kSharedBytes + MhaShape::kStaticSharedBytes);
 }
 
 /// False where the copy engine or the 16-byte stores cannot serve the call's views, or where its
@@ -84,9 +80,9 @@ void run(const AttendProblem& problem, const AttendCall& call, std::span<std::by
 }  // namespace
 
 Entry<AttendProblem, AttendCall> masked_mha_entry() {
-  // The portable entry, which serves the calls that this one cannot, needs as much workspace: its
-  // tiles have as many rows.
-  return {"sm90_wgmma",
+  // The portable entry, which serves the calls that this one cannot, needs as much workspace.
+  static_assert(MhaShape::kRows == cuda::DeepSeekShape::kRows);
+  return {kMaskedMhaEntry,
           Backend::cuda,
           "wgmma tiles, TMA, online softmax, empty mask tiles skipped",
           why_not,
