@@ -482,10 +482,11 @@ TEST(CacheLayout, MemoryOfAnotherFormatIsRefused) {
           run_entry(gather_operation(), entry, {1, CacheFormat::fp8_ds_mla, 512, 64}, gather);
         }),
         "cache." + text);
-  for (const std::string& entry : kAttenders)
-    if (support::serves(sparse_mqa_operation(), entry, mqa_problem))
-      EXPECT_THAT(error_of([&] { run_entry(sparse_mqa_operation(), entry, mqa_problem, mqa); }),
-                  "cache." + text);
+  for (const std::string& entry : kAttenders) {
+    if (!support::serves(sparse_mqa_operation(), entry, mqa_problem)) continue;
+    EXPECT_THAT(error_of([&] { run_entry(sparse_mqa_operation(), entry, mqa_problem, mqa); }),
+                "cache." + text);
+  }
 }
 
 TEST(CacheLayout, BadCachesAreNamed) {

@@ -345,14 +345,22 @@ TEST_P(SparseMqaEntry, BatchesDoNotChangeBits) {
   p.tokens = 9;
   p.blocks = 7;
   p.slots = Slots::some;
+  const bool any_width =
+      support::serves(sparse_mqa_operation(), GetParam(), {p.heads, p.lora, p.rope, p.topk});
+  if (!any_width) {
+    p.lora = 512;
+    p.rope = 64;
+    p.aligned = true;
+    p.tokens = 30;
+  }
   SparseMqaData data(p);
-  if (!support::serves(sparse_mqa_operation(), GetParam(), data.problem))
-    GTEST_SKIP() << "made for other widths";
   run_entry(sparse_mqa_operation(), GetParam(), data.problem, data.call);
   std::vector<std::int64_t> order(static_cast<std::size_t>(p.tokens));
   std::iota(order.begin(), order.end(), 0);
   std::reverse(order.begin(), order.end());
   expect_same_alone(GetParam(), p, data, order);
+  // Entries for batches that fill the device leave a single token to another kernel.
+  if (!any_width) return;
   for (const std::int64_t t : order) expect_same_alone(GetParam(), p, data, {t});
   expect_same_alone(GetParam(), p, data, {4, 1, 7});
 }
