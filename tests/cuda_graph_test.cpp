@@ -65,6 +65,23 @@ LayerProblem problem_of(const Limits& limits, const Batch& batch, std::uint64_t 
   return problem;
 }
 
+// The layer's choice of paths goes by measured times where Hopper's kernel serves, which goes by
+// the device and by the widths.
+TEST(CudaRun, ChoosesPathsByWhatServes) {
+  int major = 0, minor = 0;
+  ASSERT_EQ(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), cudaSuccess);
+  ASSERT_EQ(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0), cudaSuccess);
+  Dispatch dispatch;
+  dispatch.backend = Backend::cuda;
+  Limits limits = limits_of();
+  EXPECT_EQ(Capacity(limits, dispatch).path_machine(),
+            major == 9 && minor == 0 ? PathMachine::hopper : PathMachine::gpu);
+  limits.dims.v_head_dim = 96;
+  EXPECT_EQ(Capacity(limits, dispatch).path_machine(), PathMachine::gpu);
+  dispatch.backend = Backend::cpu;
+  EXPECT_EQ(Capacity(limits, dispatch).path_machine(), PathMachine::cpu);
+}
+
 // Stream capture in global mode refuses every call that allocates, synchronises or touches the
 // default stream: what a run enqueues is launches alone.
 TEST(CudaRun, LaunchesOnly) {
