@@ -33,15 +33,24 @@ Device ask(int index, int shared_limit) {
   return device;
 }
 
-/// Shared memory that a kernel declares. It does not change: asked once.
-int static_shared_bytes(const void* kernel) {
+/// What a kernel was compiled to for the current device. It does not change: asked once.
+struct KernelCode {
+  int static_shared_bytes;  // that it declares
+  int capability;           // that it was compiled for, as Device::compute_capability
+};
+KernelCode code_of(const void* kernel) {
+  const std::pair which(current_device().index, kernel);
   static std::mutex mutex;
-  static std::map<const void*, int> known;
+  static std::map<std::pair<int, const void*>, KernelCode> known;
   const std::lock_guard<std::mutex> lock(mutex);
-  if (const auto found = known.find(kernel); found != known.end()) return found->second;
+  if (const auto found = known.find(which); found != known.end()) return found->second;
   cudaFuncAttributes attributes{};
   check(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
-  return known[kernel] = static_cast<int>(attributes.sharedSizeBytes);
+  return known[which] = {static_cast<int>(attributes.sharedSizeBytes), attributes.ptxVersion};
+}
+
+std::string dotted(int capability) {
+  return std::to_string(capability / 10) + "." + std::to_string(capability % 10);
 }
 
 }  // namespace
@@ -74,7 +83,7 @@ PretendedSharedMemory::PretendedSharedMemory(int bytes) { pretended_shared_bytes
 PretendedSharedMemory::~PretendedSharedMemory() { pretended_shared_bytes = kNoLimit; }
 
 void allow_shared(const void* kernel, int bytes) {
-  if (const std::string reason = why_no_shared(bytes + static_shared_bytes(kernel));
+  if (const std::string reason = why_no_shared(bytes + code_of(kernel).static_shared_bytes);
       !reason.empty()) {
     const char* name = "a kernel";
     cudaFuncGetName(&name, kernel);
@@ -86,20 +95,11 @@ void allow_shared(const void* kernel, int bytes) {
           "cudaFuncSetAttribute(MaxDynamicSharedMemorySize)");
 }
 
-namespace {
-
-std::string dotted(int capability) {
-  return std::to_string(capability / 10) + "." + std::to_string(capability % 10);
-}
-
-}  // namespace
-
 std::string why_no_code(const void* kernel, int least) {
-  cudaFuncAttributes attributes{};
-  check(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
-  if (attributes.ptxVersion >= least) return "";
-  return "built for compute capability " + dotted(attributes.ptxVersion) + ", expected " +
-         dotted(least) + " or more (CMAKE_CUDA_ARCHITECTURES)";
+  const int built = code_of(kernel).capability;
+  if (built >= least) return "";
+  return "built for compute capability " + dotted(built) + ", expected " + dotted(least) +
+         " or more (CMAKE_CUDA_ARCHITECTURES)";
 }
 
 std::string why_no_device(int least) {
