@@ -1,7 +1,6 @@
 #include "sparse_mla/path_choice.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <iterator>
 
@@ -64,8 +63,9 @@ PathCosts costs_by_rates(PathMachine machine, const ModelDims& dims,
   return costs;
 }
 
-/// A place on an axis of the table: between point `below` and the next one, `part` of the way on a
-/// logarithmic scale; at the nearest end outside of it.
+/// A place on an axis of the table: between point `below` and the next one, `part` of the way by
+/// the reciprocal, since what several heads, query tokens or keys share costs each its part of it.
+/// Outside of the axis it is the nearest end.
 struct AxisPlace {
   std::size_t below = 0;
   double part = 0;
@@ -74,44 +74,50 @@ struct AxisPlace {
   AxisPlace(const int (&axis)[kSize], double value) {
     static_assert(kSize > 1);
     while (below + 2 < kSize && value >= axis[below + 1]) ++below;
-    part = std::clamp(std::log(value / axis[below]) / std::log(1.0 * axis[below + 1] / axis[below]),
-                      0.0, 1.0);
+    const double first = 1.0 / axis[below], last = 1.0 / axis[below + 1];
+    part = std::clamp((first - 1 / value) / (first - last), 0.0, 1.0);
+  }
+  PathCosts between(const PathCosts& from, const PathCosts& to) const {
+    return {from.masked_cost + part * (to.masked_cost - from.masked_cost),
+            from.sparse_cost + part * (to.sparse_cost - from.sparse_cost)};
   }
 };
 
-/// Costs at a point, from the eight of the table around it: the mean of their logarithms, since
-/// what a request costs as a whole is spread over its query tokens.
-PathCosts interpolated(int heads, double query_len, double seq_len) {
-  constexpr std::size_t kQueryLens = std::size(kPathQueryLens), kSeqLens = std::size(kPathSeqLens);
-  static_assert(std::size(kPathCosts) == std::size(kPathHeads) * kQueryLens * kSeqLens);
-  // A tile of sparse MQA has 64 heads: from there on a head costs what it costs at more.
-  constexpr int kHeadTile = 64, kMostHeads = kPathHeads[std::size(kPathHeads) - 1];
-  const AxisPlace places[] = {{kPathHeads, 1.0 * (heads >= kHeadTile ? kMostHeads : heads)},
-                              {kPathQueryLens, query_len},
-                              {kPathSeqLens, seq_len}};
-  PathCosts costs;
-  for (std::size_t corner = 0; corner < 8; ++corner) {
-    std::size_t at[3];
-    double weight = 1;
-    for (std::size_t axis = 0; axis < 3; ++axis) {
-      const bool next = (corner >> axis & 1) != 0;
-      at[axis] = places[axis].below + next;
-      weight *= next ? places[axis].part : 1 - places[axis].part;
+/// The table for one number of heads.
+class TableOfHeads {
+ public:
+  explicit TableOfHeads(int heads) {
+    // A tile of sparse MQA has 64 heads: from there on a head costs what it costs at more.
+    constexpr int kHeadTile = 64, kMostHeads = kPathHeads[std::size(kPathHeads) - 1];
+    const AxisPlace place(kPathHeads, heads >= kHeadTile ? kMostHeads : heads);
+    for (std::size_t i = 0; i < kPoints; ++i) {
+      const PathCost &from = kPathCosts[place.below * kPoints + i],
+                     &to = kPathCosts[(place.below + 1) * kPoints + i];
+      costs_[i] = place.between({from.masked, from.sparse}, {to.masked, to.sparse});
     }
-    const PathCost& cost = kPathCosts[(at[0] * kQueryLens + at[1]) * kSeqLens + at[2]];
-    costs.masked_cost += weight * std::log(1.0 * cost.masked);
-    costs.sparse_cost += weight * std::log(1.0 * cost.sparse);
   }
-  return {std::exp(costs.masked_cost), std::exp(costs.sparse_cost)};
-}
+  PathCosts at(double query_len, double seq_len) const {
+    const AxisPlace query(kPathQueryLens, query_len), seq(kPathSeqLens, seq_len);
+    const PathCosts* const row = costs_ + query.below * kSeqLens + seq.below;
+    return query.between(seq.between(row[0], row[1]),
+                         seq.between(row[kSeqLens], row[kSeqLens + 1]));
+  }
+
+ private:
+  static constexpr std::size_t kSeqLens = std::size(kPathSeqLens),
+                               kPoints = std::size(kPathQueryLens) * kSeqLens;
+  static_assert(std::size(kPathCosts) == std::size(kPathHeads) * kPoints);
+
+  PathCosts costs_[kPoints];  // by query length and sequence length
+};
 
 PathCosts costs_by_table(const ModelDims& dims, std::span<const ChunkMember> suffix) {
+  const TableOfHeads table(dims.num_heads);
   PathCosts costs;
   for (const ChunkMember& member : suffix) {
     if (member.query_len == 0) continue;
     const Pairs pairs(member, dims.index_topk);
-    const PathCosts cost =
-        interpolated(dims.num_heads, member.query_len, 1.0 * member.context_len + member.query_len);
+    const PathCosts cost = table.at(member.query_len, 1.0 * member.context_len + member.query_len);
     costs.masked_cost += dims.num_heads * pairs.seen * cost.masked_cost;
     costs.sparse_cost += dims.num_heads * pairs.selected * cost.sparse_cost;
   }
