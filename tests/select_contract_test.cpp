@@ -355,7 +355,7 @@ TEST_P(SelectContract, R13RowsBeyondTwoToTheThirtyOneElements) {
   constexpr int kPicks = 40;
   const Reservation scores(static_cast<std::size_t>(kRows * stride) * sizeof(float));
   const Reservation outputs(static_cast<std::size_t>(kRows * stride) * sizeof(std::int32_t));
-  if (!scores.valid() || !outputs.valid()) GTEST_SKIP() << "no 40 GB of address space";
+  ASSERT_TRUE(scores.valid() && outputs.valid()) << "no 40 GB of address space";
   std::array<std::int64_t, kRows> offsets{};
   for (std::int64_t r = 0; r < kRows; ++r) {
     offsets[static_cast<std::size_t>(r)] = (kRows - 1 - r) * stride;

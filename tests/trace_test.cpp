@@ -240,21 +240,27 @@ TEST(Trace, RandomTextsParseOrThrowInvalidArgument) {
   EXPECT_GT(refused, 1000);
 }
 
-// A published trace of 12,031 chat requests (9.1e7 new tokens), where the environment names it.
-TEST(Trace, ConversationTraceCutsIntoTheKnownBatches) {
-  const char* path = std::getenv("SPARSE_MLA_TRACE");
-  if (path == nullptr) GTEST_SKIP() << "SPARSE_MLA_TRACE does not name a trace";
-  const std::pair<int64_t, int64_t> expected[] = {{8192, 11072}, {32768, 2768}};
-  for (const auto& [batch_tokens, batches] : expected) {
+void expect_batches(const std::string& path, int64_t requests,
+                    const std::vector<std::pair<int64_t, int64_t>>& batches_of) {
+  for (const auto& [batch_tokens, batches] : batches_of) {
     std::ifstream file(path, std::ios::binary);
     ASSERT_TRUE(file) << path;
     TraceReader reader(file, path);
     BatchCutter cutter(reader, batch_tokens);
     int64_t count = 0;
     for (Batch batch; cutter.next(batch);) ++count;
-    EXPECT_EQ(reader.num_requests(), 12031);
+    EXPECT_EQ(reader.num_requests(), requests);
     EXPECT_EQ(count, batches) << batch_tokens << " tokens per batch";
   }
+}
+
+// The sample that is kept here, and where the environment names it a published trace of 12,031 chat
+// requests (9.1e7 new tokens).
+TEST(Trace, TracesCutIntoTheKnownBatches) {
+  expect_batches(SPARSE_MLA_TESTS_DIR "/../tools/traces/sample_chat.csv", 500,
+                 {{8192, 499}, {32768, 125}});
+  if (const char* path = std::getenv("SPARSE_MLA_TRACE"); path != nullptr)
+    expect_batches(path, 12031, {{8192, 11072}, {32768, 2768}});
 }
 
 }  // namespace
