@@ -142,13 +142,13 @@ BatchResult LayerReplay::run(const std::vector<RequestLengths>& requests) {
 
   std::map<AttentionPath, BatchMetadata> others;
   if (compare_paths_ && path_ != AttentionPath::none) others = with_each_path(problem);
-  std::vector<const BatchMetadata*> batches;
-  for (const auto& [path, other] : others) batches.push_back(&other);
-  batches.push_back(&batch);
   if (others.empty()) {
     runner_.run(batch, data_->tensors());
     result.seconds = runner_.seconds();
   } else {
+    std::vector<const BatchMetadata*> batches;
+    for (const auto& [path, other] : others) batches.push_back(&other);
+    batches.push_back(&batch);
     const std::vector<double> seconds = compared_seconds(batches);
     result.seconds = seconds.back();
     auto of_other = seconds.begin();
