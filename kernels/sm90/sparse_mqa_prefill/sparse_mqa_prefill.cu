@@ -30,12 +30,6 @@ std::string why_not(const SparseMqaProblem& problem) {
   return why_no_hopper(Shape::kSharedBytes + kDeclared);
 }
 
-/// Its kernel is right and faster on an H200 (the log says how that was seen), but the tests of the
-/// operation have not met this entry there.
-std::string why_rather_not(const SparseMqaProblem&) {
-  return "not met by the GPU's tests yet: for those who force it";
-}
-
 /// False where the copy engine, the 16-byte copies or the 16-byte stores cannot serve the call's
 /// views, or where its scale is not positive (the maximum is taken before scaling).
 bool make_query_map(const SparseMqaCall& call, CUtensorMap& map) {
@@ -78,8 +72,7 @@ Entry<SparseMqaProblem, SparseMqaCall> sparse_mqa_prefill_entry() {
           "gathered rows, wgmma tiles of 64 heads",
           why_not,
           cuda::sparse_mqa_mma_bytes,
-          run,
-          why_rather_not};
+          run};
 }
 
 }  // namespace sparse_mla::sm90
