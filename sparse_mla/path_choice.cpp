@@ -87,9 +87,7 @@ struct AxisPlace {
 class TableOfHeads {
  public:
   explicit TableOfHeads(int heads) {
-    // A tile of sparse MQA has 64 heads: from there on a head costs what it costs at more.
-    constexpr int kHeadTile = 64, kMostHeads = kPathHeads[std::size(kPathHeads) - 1];
-    const AxisPlace place(kPathHeads, heads >= kHeadTile ? kMostHeads : heads);
+    const AxisPlace place(kPathHeads, heads);
     for (std::size_t i = 0; i < kPoints; ++i) {
       const PathCost &from = kPathCosts[place.below * kPoints + i],
                      &to = kPathCosts[(place.below + 1) * kPoints + i];
