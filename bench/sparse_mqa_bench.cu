@@ -19,6 +19,7 @@
 #include "sparse_mla/attention.h"
 #include "sparse_mla/cache.h"
 
+#include "bench/support/cache_bytes.cuh"
 #include "bench/support/gpu.cuh"
 
 namespace sparse_mla::bench {
@@ -77,27 +78,12 @@ std::vector<std::int32_t> make_slots(const Case& c) {
   return slots;
 }
 
-/// Bytes of rows: bf16 below 1, e4m3 below 2, scales 1/64. No NaN.
-struct MakeRowByte {
-  CacheFormat format;
-  std::int64_t row_bytes;
-  __device__ std::byte operator()(std::int64_t i) const {
-    const auto bits = static_cast<unsigned>(random_bits(3, 1, static_cast<std::uint64_t>(i)));
-    const std::int64_t at = i % row_bytes;
-    const bool scales = format == CacheFormat::fp8_ds_mla && at >= kLora && at < kLora + 16;
-    if (scales) return static_cast<std::byte>(0x3C800000u >> (at % 4 * 8) & 0xFFu);
-    if (format == CacheFormat::fp8 || (format == CacheFormat::fp8_ds_mla && at < kLora))
-      return static_cast<std::byte>(bits & 0xBFu);
-    return static_cast<std::byte>(at % 2 == 0 ? bits & 0xFFu : (bits & 0x80u) | 0x3Eu);
-  }
-};
-
 class Run {
  public:
   Run(const Case& c, const std::string& entry)
       : rows_(std::int64_t{c.requests} * c.context * latent_row_bytes(c.format, kLora, kRope)) {
     const std::int64_t row_bytes = latent_row_bytes(c.format, kLora, kRope), tokens = c.tokens();
-    fill(rows_, MakeRowByte{c.format, row_bytes});
+    fill(rows_, MakeRowByte{c.format, kLora, row_bytes});
     slots_ = DeviceBuffer<std::int32_t>(make_slots(c));
     q_ = DeviceBuffer<bfloat16>(tokens * c.heads * (kLora + kRope));
     fill_normal(q_, 3, 2, 0.3f);
