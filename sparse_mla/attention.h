@@ -57,8 +57,9 @@ struct AttendCall {
 const Operation<AttendProblem, AttendCall>& attend_operation();
 
 /// Operation `sparse_mqa`: absorbed attention that touches only the selected rows; a quantised
-/// number is read as e4m3 · scale in fp32. Slot −1 or outside the cache = skip (the row is not
-/// read). A token's slots must be distinct. No valid slot → out 0, lse −inf.
+/// number is read as e4m3 · scale in fp32 (Hopper's entries round it to bf16, as gather does). Slot
+/// −1 or outside the cache = skip (the row is not read). A token's slots must be distinct. No valid
+/// slot → out 0, lse −inf.
 struct SparseMqaProblem {
   int num_heads = 128;
   int kv_lora_rank = 512;

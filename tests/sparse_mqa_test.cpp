@@ -14,6 +14,7 @@
 #include "sparse_mla/attention.h"
 
 #include "tests/support/run_entry.h"
+#include "tests/support/sparse_mqa_errors.h"
 
 namespace sparse_mla {
 namespace {
@@ -146,11 +147,6 @@ struct SparseMqaData {
   }
 };
 
-// Tensor cores take the softmax weights rounded to bf16: half an ulp each.
-double weight_error(const std::string& entry) {
-  return entry == "cuda_mma" || entry == "sm90_wgmma" ? 0x1p-8 : 0;
-}
-
 using EntryAndProblem = std::tuple<std::string, SparseMqaTest>;
 class SparseMqa : public testing::TestWithParam<EntryAndProblem> {};
 
@@ -210,7 +206,8 @@ TEST_P(SparseMqa, AgreesWithPlainLoops) {
         }
         // Half an ulp of bf16 on top.
         ASSERT_NEAR(double{__bfloat162float(call.out(t, h, d))}, value,
-                    std::fabs(value) * 0x1p-8 + 2 * bound + weight_error(entry) * absolute)
+                    std::fabs(value) * 0x1p-8 + 2 * bound +
+                        support::sparse_mqa_errors(entry, CacheFormat::bf16).weight * absolute)
             << "token " << t << " head " << h << " element " << d;
       }
     }
