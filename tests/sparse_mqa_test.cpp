@@ -270,13 +270,14 @@ std::vector<SparseMqaTest> problems() {
   many.tokens = 66000;
   many.slots = Slots::some;
   list.push_back(many);
-  // Rows of 512 + 64 in batches that fill a Hopper card.
+  // Rows of 512 + 64 in batches that fill a Hopper card; with few heads, of several tokens to a
+  // tile: 8, 4, 2, 1 on 132 SMs.
   for (const int heads : {1, 8, 16, 24, 32, 64, 128})
     for (const Slots slots : {Slots::full, Slots::some, Slots::nonsense}) {
       SparseMqaTest p;
       p.heads = heads;
       p.topk = slots == Slots::full ? 130 : 65;
-      p.tokens = heads <= 8 ? 140 : heads <= 32 ? 50 : 1800 / heads;
+      p.tokens = heads <= 8 ? 1050 : heads == 16 ? 403 : heads <= 32 ? 140 : 1800 / heads;
       p.blocks = 8;
       p.slots = slots;
       p.counts = slots != Slots::full;

@@ -65,10 +65,12 @@ bool encode(const bfloat16* data, const std::array<std::int64_t, Rank>& extents,
 
 bool has_tensor_maps() { return encode_function() != nullptr; }
 
-bool make_map(const View3<const bfloat16>& view, int box_rows, CUtensorMap& map) {
-  return encode<3>(view.data_handle(), {view.extent(2), view.extent(1), view.extent(0)},
-                   {1, view.stride(1), view.stride(0)},
-                   {box_columns(), 1, static_cast<std::uint32_t>(box_rows)}, map);
+bool make_map(const View3<const bfloat16>& view, int box_rows, CUtensorMap& map, int box_heads) {
+  return encode<3>(
+      view.data_handle(), {view.extent(2), view.extent(1), view.extent(0)},
+      {1, view.stride(1), view.stride(0)},
+      {box_columns(), static_cast<std::uint32_t>(box_heads), static_cast<std::uint32_t>(box_rows)},
+      map);
 }
 
 bool make_map(const View2<const bfloat16>& view, int box_rows, CUtensorMap& map) {

@@ -14,10 +14,10 @@ constexpr int box_columns() { return 64; }
 /// False where the driver cannot make tensor maps.
 bool has_tensor_maps();
 
-/// A map of `view` [rows, heads, columns], whose boxes are `box_rows` rows × one head × 64 columns;
-/// coordinates (column, head, row). False where the copy engine cannot address the view: a base or
-/// a stride that is no multiple of 16 bytes, a stride that is not positive, an empty view.
-bool make_map(const View3<const bfloat16>& view, int box_rows, CUtensorMap& map);
+/// A map of `view` [rows, heads, columns], whose boxes are `box_rows` rows × `box_heads` heads × 64
+/// columns; coordinates (column, head, row). False where the copy engine cannot address the view: a
+/// base or a stride that is no multiple of 16 bytes, a stride that is not positive, an empty view.
+bool make_map(const View3<const bfloat16>& view, int box_rows, CUtensorMap& map, int box_heads = 1);
 /// The same of [rows, columns]; coordinates (column, row).
 bool make_map(const View2<const bfloat16>& view, int box_rows, CUtensorMap& map);
 

@@ -11,8 +11,10 @@
 #include "kernels/cuda/sparse_mqa_portable.h"
 #include "kernels/sm90/entries.h"
 #include "kernels/sm90/hopper.h"
+#include "kernels/sm90/sparse_mqa_prefill/pick_union.cuh"
 #include "kernels/sm90/sparse_mqa_prefill/sparse_mqa_prefill.cuh"
 #include "kernels/sm90/tensor_map.h"
+#include "sparse_mla/workspace.h"
 
 namespace sparse_mla::sm90 {
 namespace {
@@ -21,6 +23,53 @@ using Shape = PrefillShape;
 
 /// (token, 64 heads) items below which the portable entry's split of the keys is faster: measured.
 constexpr std::int64_t least_items(int num_heads) { return num_heads <= 32 ? 48 : 24; }
+
+/// Whether a tile holds the heads of two tokens, and the table their picks.
+constexpr bool can_pack(int num_heads, std::int64_t topk) {
+  return 2 * num_heads <= Shape::kRows && union_table(2 * topk) <= kMaxUnionTable;
+}
+/// Tokens whose heads share a tile: a power of two, 1 = not packed. Packed, a key that several of
+/// them picked is gathered and multiplied once. But an item takes up to as many times longer: the
+/// last round of items must not cost more than a tenth of the time.
+constexpr int tokens_per_item(int num_heads, std::int64_t tokens, std::int64_t topk, int num_sms) {
+  const auto rounds = [&](int packed) {
+    return ceil_div(tokens, std::int64_t{packed} * num_sms) * packed;
+  };
+  int packed = 1;
+  while (2 * packed <= PickUnion::kMaxTokens && can_pack(packed * num_heads, packed * topk) &&
+         rounds(2 * packed) * 10 <= rounds(1) * 11)
+    packed *= 2;
+  return packed;
+}
+static_assert(tokens_per_item(16, 4096, 2048, 132) == 4);
+static_assert(tokens_per_item(8, 4096, 2048, 132) == 8);
+static_assert(tokens_per_item(24, 4096, 2048, 132) == 2);
+static_assert(tokens_per_item(64, 4096, 2048, 132) == 1);
+static_assert(tokens_per_item(16, 132, 2048, 132) == 1, "no packing below two tokens per SM");
+
+/// Tokens of a launch at most where they are packed: what bounds the workspace.
+constexpr std::int64_t slice_tokens() { return 4096; }
+
+/// The workspace of the unions of a slice.
+PickUnion carve_union(WorkspaceCarver& carver, std::int64_t max_tokens, std::int64_t topk) {
+  const std::int64_t tokens = std::min(max_tokens, slice_tokens());
+  PickUnion picks{};
+  picks.slots = carver.take<std::int32_t>("sparse_mqa_union_slots", tokens * topk);
+  picks.tokens = carver.take<std::uint8_t>("sparse_mqa_union_tokens", tokens * topk);
+  picks.counts = carver.take<std::int32_t>("sparse_mqa_union_counts", tokens);
+  return picks;
+}
+
+std::size_t workspace_bytes(const SparseMqaProblem& problem) {
+  std::size_t packed = 0;
+  if (can_pack(problem.num_heads, problem.topk) &&
+      problem.max_tokens > cuda::current_device().num_sms) {
+    WorkspaceCarver carver;
+    carve_union(carver, problem.max_tokens, problem.topk);
+    packed = carver.bytes();
+  }
+  return std::max(packed, cuda::sparse_mqa_mma_bytes(problem));
+}
 
 std::string why_not(const SparseMqaProblem& problem) {
   if (problem.kv_lora_rank != Shape::kLatent || problem.qk_rope_head_dim != Shape::kRope)
@@ -31,14 +80,54 @@ std::string why_not(const SparseMqaProblem& problem) {
 }
 
 /// False where the copy engine, the 16-byte copies or the 16-byte stores cannot serve the call's
-/// views, or where its scale is not positive (the maximum is taken before scaling).
-bool make_query_map(const SparseMqaCall& call, CUtensorMap& map) {
+/// views, or where its scale is not positive (the maximum is taken before scaling). Boxes are
+/// `packed` tokens × 64 / packed heads, row head · packed + token.
+bool make_query_map(const SparseMqaCall& call, int packed, CUtensorMap& map) {
   const View3<const bfloat16> heads_first = strided<const bfloat16, 3>(
       call.q.data_handle(), {call.q.extent(1), call.q.extent(0), call.q.extent(2)},
       {call.q.stride(1), call.q.stride(0), 1});
   return call.softmax_scale > 0 && cuda::aligned_rows(call.out, 16) &&
          cuda::aligned(call.cache.data, 16, {call.cache.row_stride, call.cache.block_stride}) &&
-         sm90::make_map(heads_first, Shape::kHeads, map);
+         make_map(heads_first, Shape::kRows / packed, map, packed);
+}
+
+template <bool kPacked>
+void launch(const CUtensorMap& q_map, const PrefillArguments& args, Stream stream) {
+  const auto kernel = sparse_mqa_prefill_kernel<kPacked>;
+  cuda::allow_shared(kernel, Shape::kSharedBytes);
+  kernel<<<std::min(args.items, cuda::current_device().num_sms), Shape::kThreads,
+           Shape::kSharedBytes, stream>>>(q_map, args);
+  cuda::check_launch("sparse_mqa_prefill_kernel");
+}
+
+/// `packed` tokens to a tile, 1 = heads of one token.
+void run_tiles(const SparseMqaProblem& problem, const SparseMqaCall& call, int packed,
+               const CUtensorMap& q_map, std::span<std::byte> workspace, Stream stream) {
+  const std::int64_t tokens = call.q.extent(0);
+  PrefillArguments args{};
+  args.call = call;
+  args.num_heads = problem.num_heads;
+  args.head_tiles = static_cast<int>(ceil_div(problem.num_heads, Shape::kRows));
+  args.items = static_cast<int>(tokens * args.head_tiles);
+  args.logit_scale = static_cast<float>(double{call.softmax_scale} * std::numbers::log2e);
+  if (packed == 1) {
+    launch<false>(q_map, args, stream);
+    return;
+  }
+  WorkspaceCarver carver(workspace);
+  args.picks = carve_union(carver, problem.max_tokens, problem.topk);
+  args.picks.row = packed * call.slots.extent(1);
+  while (1 << args.picks.shift < packed) ++args.picks.shift;
+  const auto table = static_cast<int>(union_table(args.picks.row));
+  cuda::allow_shared(pick_union_kernel, union_bytes(kMaxUnionTable));
+  for (args.first_token = 0; args.first_token < tokens; args.first_token += slice_tokens()) {
+    const std::int64_t end = std::min(args.first_token + slice_tokens(), tokens);
+    args.items = static_cast<int>(ceil_div(end - args.first_token, std::int64_t{packed}));
+    pick_union_kernel<<<args.items, kUnionThreads, union_bytes(table), stream>>>(
+        call, args.first_token, args.picks, table);
+    cuda::check_launch("pick_union_kernel");
+    launch<true>(q_map, args, stream);
+  }
 }
 
 void run(const SparseMqaProblem& problem, const SparseMqaCall& call, std::span<std::byte> workspace,
@@ -46,22 +135,14 @@ void run(const SparseMqaProblem& problem, const SparseMqaCall& call, std::span<s
   check_shapes(problem, call);
   const std::int64_t tokens = call.q.extent(0);
   if (tokens == 0) return;
-  PrefillArguments args{};
-  args.call = call;
-  args.num_heads = problem.num_heads;
-  args.head_tiles = static_cast<int>(ceil_div(problem.num_heads, Shape::kHeads));
-  args.items = static_cast<int>(tokens * args.head_tiles);
-  args.logit_scale = static_cast<float>(double{call.softmax_scale} * std::numbers::log2e);
+  const std::int64_t items = tokens * ceil_div(problem.num_heads, Shape::kRows);
+  const int packed =
+      tokens_per_item(problem.num_heads, tokens, problem.topk, cuda::current_device().num_sms);
   CUtensorMap q_map;
-  if (args.items < least_items(problem.num_heads) || !make_query_map(call, q_map)) {
+  if (items < least_items(problem.num_heads) || !make_query_map(call, packed, q_map))
     cuda::run_sparse_mqa_mma(problem, call, workspace, stream);
-    return;
-  }
-  const auto kernel = sparse_mqa_prefill_kernel;
-  cuda::allow_shared(kernel, Shape::kSharedBytes);
-  kernel<<<std::min(args.items, cuda::current_device().num_sms), Shape::kThreads,
-           Shape::kSharedBytes, stream>>>(q_map, args);
-  cuda::check_launch("sparse_mqa_prefill_kernel");
+  else
+    run_tiles(problem, call, packed, q_map, workspace, stream);
 }
 
 }  // namespace
@@ -69,9 +150,9 @@ void run(const SparseMqaProblem& problem, const SparseMqaCall& call, std::span<s
 Entry<SparseMqaProblem, SparseMqaCall> sparse_mqa_prefill_entry() {
   return {"sm90_wgmma",
           Backend::cuda,
-          "gathered rows, wgmma tiles of 64 heads",
+          "gathered rows, wgmma tiles of 64 heads or of several tokens' heads",
           why_not,
-          cuda::sparse_mqa_mma_bytes,
+          workspace_bytes,
           run};
 }
 

@@ -1,6 +1,7 @@
-/// `sparse_mqa` on Hopper's warpgroup products: absorbed attention of one token × 64 heads per work
-/// item over the bf16 rows that the token's slots name, 2 × 64 keys at a time. (Two key blocks in
-/// flight, one per warpgroup, and the sums split by value columns: FlashMLA's schedule.)
+/// `sparse_mqa` on Hopper's warpgroup products: absorbed attention of 64 query rows per work item
+/// (heads of one token, or the heads of several tokens) over the bf16 rows that their slots name,
+/// 2 × 64 keys at a time. (Two key blocks in flight, one per warpgroup, and the sums split by value
+/// columns: FlashMLA's schedule.)
 #pragma once
 
 #include <cstddef>
@@ -11,6 +12,7 @@
 
 #include "kernels/common/finished_row.h"
 #include "kernels/cuda/latent_rows.cuh"
+#include "kernels/sm90/sparse_mqa_prefill/pick_union.cuh"
 #include "kernels/sm90/wgmma.cuh"
 #include "sparse_mla/attention.h"
 
@@ -19,8 +21,9 @@ namespace sparse_mla::sm90 {
 /// DeepSeek's row and the tile that follows from it.
 struct PrefillShape {
   static constexpr int kLatent = 512, kRope = 64, kWidth = kLatent + kRope;
-  /// Rows of one wgmma. The sums of 64 heads × 512 columns fill half of the register file.
-  static constexpr int kHeads = 64;
+  /// Query rows: those of one wgmma. The sums of 64 rows × 512 columns fill half of the register
+  /// file.
+  static constexpr int kRows = 64;
   /// Keys of a block. Two blocks and the queries are all that shared memory holds.
   static constexpr int kKeys = 64, kPairKeys = 2 * kKeys;
   // Shared memory: slabs of 64 columns, 64 rows of 128 bytes each, swizzled.
@@ -40,9 +43,12 @@ struct PrefillShape {
 
 struct PrefillArguments {
   SparseMqaCall call;
-  int num_heads, head_tiles;  ///< tiles of 64 heads
-  int items;                  ///< tokens · head_tiles
-  float logit_scale;          ///< softmax scale · log2(e)
+  int num_heads;
+  int head_tiles;            ///< tiles of 64 heads; 1 where tokens are packed
+  int items;                 ///< of this launch: tokens · head_tiles, or groups of tokens
+  std::int64_t first_token;  ///< of this launch
+  PickUnion picks;           ///< of the groups, packed only
+  float logit_scale;         ///< softmax scale · log2(e)
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -63,9 +69,10 @@ struct PrefillShared {
   std::uint64_t full_q;
   std::uint64_t full[kQuarters], empty[kQuarters];
   std::uint64_t scored[2];  ///< every warp of the group has its scores: the rope slab may change
-  alignas(8) std::uint16_t valid[2][4];  ///< [block][64 keys], bits
+  /// [block][token of the item][64 keys], bits
+  alignas(8) std::uint16_t valid[2][PickUnion::kMaxTokens][4];
   /// What the exponents of the weights are relative to after a block; sums of weights. [group][row]
-  float reference[2][PrefillShape::kHeads], sum[2][PrefillShape::kHeads];
+  float reference[2][PrefillShape::kRows], sum[2][PrefillShape::kRows];
 };
 
 /// Named barriers, 256 threads but the third.
@@ -95,21 +102,33 @@ struct PrefillAddresses {
   }
 };
 
-/// Slots of an item's token that are looked at; 0 past the last item.
-__device__ inline int slots_of(const PrefillArguments& args, int item) {
+/// Where an item lies: row r of its tile is head `head + r / tokens` of token `token + r % tokens`.
+struct PrefillItem {
+  std::int64_t token;
+  int head;
+};
+template <bool kPacked>
+__device__ inline PrefillItem item_at(const PrefillArguments& args, int item) {
+  if constexpr (kPacked) return {args.first_token + (std::int64_t{item} << args.picks.shift), 0};
+  const auto number = static_cast<unsigned>(item), tiles = static_cast<unsigned>(args.head_tiles);
+  return {args.first_token + number / tiles,
+          static_cast<int>(number % tiles) * PrefillShape::kRows};
+}
+/// Picks of an item that are looked at; 0 past the last item.
+template <bool kPacked>
+__device__ inline int picks_of(const PrefillArguments& args, int item) {
   if (item >= args.items) return 0;
+  if constexpr (kPacked) return args.picks.counts[item];
   const int all = static_cast<int>(args.call.slots.extent(1));
   if (args.call.counts == nullptr) return all;
-  return max(
-      0,
-      min(all,
-          args.call.counts[static_cast<unsigned>(item) / static_cast<unsigned>(args.head_tiles)]));
+  return max(0, min(all, args.call.counts[item_at<false>(args, item).token]));
 }
 __device__ inline int pairs_of(int count) {
   return (count + PrefillShape::kPairKeys - 1) / PrefillShape::kPairKeys;
 }
 
 /// The producers' walk over the pairs of blocks of all of the CTA's items.
+template <bool kPacked>
 struct PairWalk {
   int item, pair, pairs, count, next_count;
 
@@ -118,7 +137,7 @@ struct PairWalk {
         pair(0),
         pairs(0),
         count(0),
-        next_count(slots_of(args, static_cast<int>(blockIdx.x))) {
+        next_count(picks_of<kPacked>(args, static_cast<int>(blockIdx.x))) {
     next(args);
   }
   __device__ void next(const PrefillArguments& args) {
@@ -129,21 +148,30 @@ struct PairWalk {
       pair = 0;
       count = next_count;
       pairs = pairs_of(count);
-      next_count = slots_of(args, item + static_cast<int>(gridDim.x));
+      next_count = picks_of<kPacked>(args, item + static_cast<int>(gridDim.x));
     }
   }
-  /// The slot of the pair's key number `key`; −1 = do not read.
-  __device__ std::int32_t slot(const PrefillArguments& args, int key) const {
-    if (item >= args.items) return -1;
+  /// The pair's pick number `key`: slot, −1 = do not read, and the tokens that picked it, bits.
+  __device__ void pick(const PrefillArguments& args, int key, std::int32_t& slot,
+                       std::uint32_t& tokens) const {
     const int at = pair * PrefillShape::kPairKeys + key;
-    const int token =
-        static_cast<int>(static_cast<unsigned>(item) / static_cast<unsigned>(args.head_tiles));
-    return at < count ? args.call.slots(token, at) : -1;
+    slot = -1;
+    tokens = 0;
+    if (item >= args.items || at >= count) return;
+    if constexpr (kPacked) {
+      const std::int64_t from = item * args.picks.row + at;
+      slot = args.picks.slots[from];
+      tokens = args.picks.tokens[from];
+    } else {
+      slot = args.call.slots(item_at<false>(args, item).token, at);
+      tokens = 1;
+    }
   }
 };
 
 /// The producer warpgroup gathers rows, 16 bytes a thread, 8 lanes to 128 bytes of a row. Warp w
 /// serves rows 16w … 16w + 15 of both blocks, of which lane l knows row l % 16 of block l / 16.
+template <bool kPacked>
 __device__ __forceinline__ void produce(const PrefillArguments& args, PrefillShared& shared,
                                         const PrefillAddresses& at) {
   using Shape = PrefillShape;
@@ -154,14 +182,23 @@ __device__ __forceinline__ void produce(const PrefillArguments& args, PrefillSha
   const std::uint32_t target = (16 * warp + row) * 128 + ((chunk ^ row) << 4);
   const std::int64_t num_slots = cache.num_slots();
 
-  PairWalk walk(args);
-  std::int32_t slot = walk.slot(args, key);
+  PairWalk<kPacked> walk(args);
+  std::int32_t slot;
+  std::uint32_t tokens;
+  walk.pick(args, key, slot, tokens);
   for (std::uint32_t use = 0; walk.item < args.items; ++use) {
     const bool is_row = slot >= 0 && slot < num_slots;
     const std::int64_t offset = is_row ? cuda::cached_row(cache, slot) - cache.data : 0;
     const std::uint32_t rows = __ballot_sync(~0u, is_row);
+    std::uint32_t picked = rows;  // by token `lane` of the item
+    if constexpr (kPacked)
+#pragma unroll
+      for (int token = 0; token < PickUnion::kMaxTokens; ++token) {
+        const std::uint32_t bits = __ballot_sync(~0u, is_row && (tokens >> token & 1) != 0);
+        if (token == lane) picked = bits;
+      }
     walk.next(args);
-    slot = walk.slot(args, key);
+    walk.pick(args, key, slot, tokens);
 #pragma unroll
     for (int block = 0; block < 2; ++block) {
       const std::byte* from[4];
@@ -181,10 +218,10 @@ __device__ __forceinline__ void produce(const PrefillArguments& args, PrefillSha
       };
       const int first = block == 0 ? kFirstLow : kSecondHigh, second = first + 1;
       ptx::block_mbarrier_wait(at.empty(first), use % 2 ^ 1);
-      if (lane == 0) {
-        shared.valid[block][warp] = static_cast<std::uint16_t>(rows >> 16 * block);
-        ptx::block_mbarrier_arrive(at.full(first));
-      }
+      if (lane < (kPacked ? PickUnion::kMaxTokens : 1))
+        shared.valid[block][lane][warp] = static_cast<std::uint16_t>(picked >> 16 * block);
+      if constexpr (kPacked) __syncwarp();
+      if (lane == 0) ptx::block_mbarrier_arrive(at.full(first));
 #pragma unroll
       for (int s = 0; s < Shape::kHalfSlabs; ++s) copy(block == 0 ? s : Shape::kHalfSlabs + s);
       ptx::mbarrier_arrive_after_copies(at.full(first));
@@ -272,7 +309,7 @@ __device__ inline void transpose_quad(std::uint32_t (&r)[4]) {
 }
 
 /// A consumer warpgroup.
-template <int kGroup>
+template <int kGroup, bool kPacked>
 __device__ __forceinline__ void consume(const CUtensorMap& q_map, const PrefillArguments& args,
                                         PrefillShared& shared, const PrefillAddresses& at) {
   using Shape = PrefillShape;
@@ -282,6 +319,8 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const PrefillA
   const int thread = threadIdx.x % Shape::kGroupThreads;
   const int lane = thread % 32, warp = thread / 32;
   const int row = 16 * warp + lane / 4;  // and row + 8
+  const int shift = kPacked ? args.picks.shift : 0;
+  const int token_of_row = row & ((1 << shift) - 1);  // of row + 8 too
   const SparseMqaCall& call = args.call;
   const float scale = args.logit_scale;
 
@@ -304,11 +343,11 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const PrefillA
   const auto load_q = [&](int item) {
     if (item >= args.items) return;
     ptx::block_mbarrier_arrive_expecting(at.full_q(), Shape::kTileBytes);
-    const int token = item / args.head_tiles, tile = item % args.head_tiles;
+    const PrefillItem to = item_at<kPacked>(args, item);
 #pragma unroll
     for (int slab = 0; slab < Shape::kSlabs; ++slab)
-      ptx::copy_box_3d(at.q() + slab * Shape::kSlabBytes, &q_map, at.full_q(), 64 * slab, token,
-                       tile * Shape::kHeads);
+      ptx::copy_box_3d(at.q() + slab * Shape::kSlabBytes, &q_map, at.full_q(), 64 * slab,
+                       static_cast<int>(to.token), to.head);
   };
   const int step_items = static_cast<int>(gridDim.x);
   if (kGroup == 1 && thread == 0) load_q(static_cast<int>(blockIdx.x));
@@ -316,11 +355,11 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const PrefillA
   float out[128], score[32];
   std::uint32_t weights[16];
   std::uint32_t use = 0;  // of every quarter
-  int next_count = slots_of(args, static_cast<int>(blockIdx.x));
+  int next_count = picks_of<kPacked>(args, static_cast<int>(blockIdx.x));
   std::uint32_t q_use = 0;
   for (int item = static_cast<int>(blockIdx.x); item < args.items; item += step_items, ++q_use) {
     const int pairs = pairs_of(next_count);
-    next_count = slots_of(args, item + step_items);
+    next_count = picks_of<kPacked>(args, item + step_items);
     RowState rows = {{-HUGE_VALF, -HUGE_VALF}, {0, 0}};
     float factor[2];
 #pragma unroll
@@ -382,7 +421,8 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const PrefillA
       }
     };
     const auto weigh_block = [&] {
-      const auto* valid = reinterpret_cast<const volatile std::uint32_t*>(shared.valid[kGroup]);
+      const auto* valid =
+          reinterpret_cast<const volatile std::uint32_t*>(shared.valid[kGroup][token_of_row]);
       weigh(score, make_uint2(valid[0], valid[1]), scale, rows, factor, weights);
     };
     const auto publish_weights = [&] {
@@ -480,12 +520,13 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const PrefillA
         total[h] = shared.sum[0][row + 8 * h] + shared.sum[1][row + 8 * h];
     }
     constexpr float kLn2 = 0.693147180559945309f;
-    const int token = item / args.head_tiles;
-    const int first_head = item % args.head_tiles * Shape::kHeads + row;
+    const PrefillItem to_item = item_at<kPacked>(args, item);
+    const std::int64_t token = to_item.token + token_of_row;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int head = first_head + 8 * h;
-      const bool writes = head < args.num_heads, empty = total[h] == 0.0f;
+      const int head = to_item.head + ((row + 8 * h) >> shift);
+      const bool writes = head < args.num_heads && (!kPacked || token < call.out.extent(0));
+      const bool empty = total[h] == 0.0f;
       const float lse = empty ? -HUGE_VALF : (rows.reference[h] + log2f(total[h])) * kLn2;
       float share = empty ? 0.0f : 1.0f / total[h];
       if (writes && call.sink.data_handle() != nullptr) share *= sink_factor(call.sink(head), lse);
@@ -494,7 +535,7 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const PrefillA
         if (column >= 0 && column < call.lse.extent(1)) call.lse(head, column) = lse;
       }
       auto* to = reinterpret_cast<uint4*>(
-          address(call.out, token, writes ? head : 0, kGroup * Shape::kHalfColumns));
+          address(call.out, writes ? token : 0, writes ? head : 0, kGroup * Shape::kHalfColumns));
 #pragma unroll
       for (int m = 0; m < Shape::kHalfColumns / 32; ++m) {
         std::uint32_t packed[4];
@@ -521,6 +562,7 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const PrefillA
 /// One CTA per SM that stays: a warpgroup that gathers and two that compute. Keys are filled and
 /// freed by quarters of a pair; the next item's keys and queries come in during the last products
 /// and the epilogue of the one before.
+template <bool kPacked>
 __global__ void __launch_bounds__(PrefillShape::kThreads, 1)
     sparse_mqa_prefill_kernel(const __grid_constant__ CUtensorMap q_map,
                               const __grid_constant__ PrefillArguments args) {
@@ -549,13 +591,13 @@ __global__ void __launch_bounds__(PrefillShape::kThreads, 1)
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / Shape::kGroupThreads, 0);
   if (group == 0) {
     ptx::release_registers<Shape::kProducerRegisters>();
-    produce(args, shared, at);
+    produce<kPacked>(args, shared, at);
   } else {
     ptx::claim_registers<Shape::kConsumerRegisters>();
     if (group == 1)
-      consume<0>(q_map, args, shared, at);
+      consume<0, kPacked>(q_map, args, shared, at);
     else
-      consume<1>(q_map, args, shared, at);
+      consume<1, kPacked>(q_map, args, shared, at);
   }
 #endif
 }
