@@ -76,7 +76,13 @@ struct PrefillShared {
 };
 
 /// Named barriers, 256 threads but the third.
-enum PrefillBarrier : int { kFirstWeights = 1, kSecondWeights, kSecondGroup, kBothGroups };
+enum PrefillBarrier : int {
+  kFirstWeights = 1,
+  kSecondWeights,
+  kSecondGroup,
+  kBothGroups,
+  kFirstScores
+};
 
 /// Where it lies: shared-memory addresses.
 struct PrefillAddresses {
@@ -456,6 +462,7 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const PrefillA
         wait_full(kFirstHigh);
         ptx::wgmma_fence();
         start_last_scores(Shape::kHalfSlabs);
+        ptx::named_barrier_arrive(kFirstScores, kBoth);
         ptx::wgmma_wait<0>();
         ptx::pin(score);
         arrive(at.scored(0));
@@ -473,6 +480,9 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const PrefillA
         ptx::pin(out);
         arrive(at.empty(kSecondLow));
       } else {
+        // Behind group 0's: side by side both would end late, with nothing to do for the tensor
+        // cores while group 0's scores become weights.
+        ptx::named_barrier(kFirstScores, kBoth);
         wait_full(kSecondHigh);
         ptx::pin(score);
         ptx::wgmma_fence();
