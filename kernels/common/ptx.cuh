@@ -71,6 +71,20 @@ __device__ inline int4 load_4_or_minus_1(const std::int32_t* from, bool valid) {
   return four;
 }
 
+/// 16 bytes, 4 bytes that the calling SM will not read again. Volatile, as above.
+__device__ inline uint4 load_16_once(const void* from) {
+  uint4 value;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(from));
+  return value;
+}
+__device__ inline float load_4_once(const void* from) {
+  float value;
+  asm volatile("ld.global.f32 %0, [%1];" : "=f"(value) : "l"(from));
+  return value;
+}
+
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 /// Waits until at most `Pending` of this thread's newest groups are in flight.

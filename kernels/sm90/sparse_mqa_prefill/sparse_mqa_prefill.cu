@@ -39,11 +39,12 @@ constexpr int tokens_per_item(int num_heads, std::int64_t tokens, std::int64_t t
   while (2 * packed <= PickUnion::kMaxTokens && can_pack(packed * num_heads, packed * topk) &&
          rounds(2 * packed) * 10 <= rounds(1) * 11)
     packed *= 2;
-  return packed;
+  // Two tokens seldom share enough: where they share nothing, building unions costs a sixth.
+  return packed >= 4 ? packed : 1;
 }
 static_assert(tokens_per_item(16, 4096, 2048, 132) == 4);
 static_assert(tokens_per_item(8, 4096, 2048, 132) == 8);
-static_assert(tokens_per_item(24, 4096, 2048, 132) == 2);
+static_assert(tokens_per_item(24, 4096, 2048, 132) == 1);
 static_assert(tokens_per_item(64, 4096, 2048, 132) == 1);
 static_assert(tokens_per_item(16, 132, 2048, 132) == 1, "no packing below two tokens per SM");
 
@@ -74,10 +75,21 @@ std::size_t workspace_bytes(const SparseMqaProblem& problem) {
 std::string why_not(const SparseMqaProblem& problem) {
   if (problem.kv_lora_rank != Shape::kLatent || problem.qk_rope_head_dim != Shape::kRope)
     return "made for rows of 512 + 64 elements";
-  if (problem.format != CacheFormat::bf16) return "reads bf16 rows";
+  if (problem.format != CacheFormat::bf16 && problem.format != CacheFormat::fp8_ds_mla)
+    return "reads rows of bf16 or fp8_ds_mla";
   constexpr int kDeclared = 2048;
   return why_no_hopper(Shape::kSharedBytes + kDeclared);
 }
+
+std::string why_rather_not(const SparseMqaProblem& problem) {
+  if (problem.format == CacheFormat::bf16) return {};
+  return "rounds quantised rows to bf16, which the portable entry does not, and takes twice as "
+         "long "
+         "as for bf16 rows: for those who force it";
+}
+
+/// The producers know a quantised row by 32 bits, in units of 16 bytes.
+constexpr std::int64_t kMostCacheBytes = std::int64_t{16} << 32;
 
 /// False where the copy engine, the 16-byte copies or the 16-byte stores cannot serve the call's
 /// views, or where its scale is not positive (the maximum is taken before scaling). Boxes are
@@ -88,16 +100,25 @@ bool make_query_map(const SparseMqaCall& call, int packed, CUtensorMap& map) {
       {call.q.stride(1), call.q.stride(0), 1});
   return call.softmax_scale > 0 && cuda::aligned_rows(call.out, 16) &&
          cuda::aligned(call.cache.data, 16, {call.cache.row_stride, call.cache.block_stride}) &&
+         call.cache.num_blocks * call.cache.block_stride <= kMostCacheBytes &&
          make_map(heads_first, Shape::kRows / packed, map, packed);
 }
 
-template <bool kPacked>
+template <CacheFormat kFormat, bool kPacked>
 void launch(const CUtensorMap& q_map, const PrefillArguments& args, Stream stream) {
-  const auto kernel = sparse_mqa_prefill_kernel<kPacked>;
+  const auto kernel = sparse_mqa_prefill_kernel<kFormat, kPacked>;
   cuda::allow_shared(kernel, Shape::kSharedBytes);
   kernel<<<std::min(args.items, cuda::current_device().num_sms), Shape::kThreads,
            Shape::kSharedBytes, stream>>>(q_map, args);
   cuda::check_launch("sparse_mqa_prefill_kernel");
+}
+template <bool kPacked>
+void launch(CacheFormat format, const CUtensorMap& q_map, const PrefillArguments& args,
+            Stream stream) {
+  if (format == CacheFormat::bf16)
+    launch<CacheFormat::bf16, kPacked>(q_map, args, stream);
+  else
+    launch<CacheFormat::fp8_ds_mla, kPacked>(q_map, args, stream);
 }
 
 /// `packed` tokens to a tile, 1 = heads of one token.
@@ -111,7 +132,7 @@ void run_tiles(const SparseMqaProblem& problem, const SparseMqaCall& call, int p
   args.items = static_cast<int>(tokens * args.head_tiles);
   args.logit_scale = static_cast<float>(double{call.softmax_scale} * std::numbers::log2e);
   if (packed == 1) {
-    launch<false>(q_map, args, stream);
+    launch<false>(problem.format, q_map, args, stream);
     return;
   }
   WorkspaceCarver carver(workspace);
@@ -126,7 +147,7 @@ void run_tiles(const SparseMqaProblem& problem, const SparseMqaCall& call, int p
     pick_union_kernel<<<args.items, kUnionThreads, union_bytes(table), stream>>>(
         call, args.first_token, args.picks, table);
     cuda::check_launch("pick_union_kernel");
-    launch<true>(q_map, args, stream);
+    launch<true>(problem.format, q_map, args, stream);
   }
 }
 
@@ -153,7 +174,8 @@ Entry<SparseMqaProblem, SparseMqaCall> sparse_mqa_prefill_entry() {
           "gathered rows, wgmma tiles of 64 heads or of several tokens' heads",
           why_not,
           workspace_bytes,
-          run};
+          run,
+          why_rather_not};
 }
 
 }  // namespace sparse_mla::sm90

@@ -1,6 +1,6 @@
 /// `sparse_mqa` on Hopper's warpgroup products: absorbed attention of 64 query rows per work item
-/// (heads of one token, or the heads of several tokens) over the bf16 rows that their slots name,
-/// 2 × 64 keys at a time. (Two key blocks in flight, one per warpgroup, and the sums split by value
+/// (heads of one token, or the heads of several tokens) over the rows that their slots name, 2 × 64
+/// keys at a time. (Two key blocks in flight, one per warpgroup, and the sums split by value
 /// columns: FlashMLA's schedule.)
 #pragma once
 
@@ -11,234 +11,14 @@
 #include <cuda.h>
 
 #include "kernels/common/finished_row.h"
-#include "kernels/cuda/latent_rows.cuh"
-#include "kernels/sm90/sparse_mqa_prefill/pick_union.cuh"
+#include "kernels/sm90/sparse_mqa_prefill/prefill_rows.cuh"
+#include "kernels/sm90/sparse_mqa_prefill/prefill_tile.cuh"
 #include "kernels/sm90/wgmma.cuh"
 #include "sparse_mla/attention.h"
 
 namespace sparse_mla::sm90 {
 
-/// DeepSeek's row and the tile that follows from it.
-struct PrefillShape {
-  static constexpr int kLatent = 512, kRope = 64, kWidth = kLatent + kRope;
-  /// Query rows: those of one wgmma. The sums of 64 rows × 512 columns fill half of the register
-  /// file.
-  static constexpr int kRows = 64;
-  /// Keys of a block. Two blocks and the queries are all that shared memory holds.
-  static constexpr int kKeys = 64, kPairKeys = 2 * kKeys;
-  // Shared memory: slabs of 64 columns, 64 rows of 128 bytes each, swizzled.
-  static constexpr int kSlabs = kWidth / 64, kSlabBytes = 64 * 128;
-  static constexpr int kTileBytes = kSlabs * kSlabBytes;  // of the queries, of a block of keys
-  /// Slabs of a warpgroup's half of the value columns; slab of the rope part.
-  static constexpr int kHalfSlabs = kLatent / 64 / 2, kRopeSlab = kLatent / 64;
-  static constexpr int kHalfColumns = kLatent / 2;
-  static constexpr int kGroupThreads = 128, kThreads = 3 * kGroupThreads;
-  /// Registers per thread: 72 · 128 + 216 · 256 = 64,512 of 65,536.
-  static constexpr int kProducerRegisters = 72, kConsumerRegisters = 216;
-  /// A slab starts at a multiple of the swizzle's 1,024 bytes; so much may be lost before the
-  /// first.
-  static constexpr int kAlignment = 1024;
-  static constexpr int kSharedBytes = 3 * kTileBytes + kAlignment;
-};
-
-struct PrefillArguments {
-  SparseMqaCall call;
-  int num_heads;
-  int head_tiles;            ///< tiles of 64 heads; 1 where tokens are packed
-  int items;                 ///< of this launch: tokens · head_tiles, or groups of tokens
-  std::int64_t first_token;  ///< of this launch
-  PickUnion picks;           ///< of the groups, packed only
-  float logit_scale;         ///< softmax scale · log2(e)
-};
-
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
-/// Quarters of a pair of key blocks, filled in this order and freed as soon as the warpgroup that
-/// uses them last is done. Group 0 computes the scores of block 0 and sums columns 0 … 255 of both
-/// blocks, group 1 the scores of block 1 and columns 256 … 511.
-enum Quarter : int {
-  kFirstLow,    ///< block 0, columns 0 … 255: last used by group 0
-  kFirstHigh,   ///< block 0, columns 256 … 511, and rope, later its weights: by group 1
-  kSecondHigh,  ///< block 1, columns 256 … 511: by group 1
-  kSecondLow,   ///< block 1, columns 0 … 255, and rope, later its weights: by group 0
-  kQuarters
-};
-
-/// Everything in shared memory but the tiles.
-struct PrefillShared {
-  std::uint64_t full_q;
-  std::uint64_t full[kQuarters], empty[kQuarters];
-  std::uint64_t scored[2];  ///< every warp of the group has its scores: the rope slab may change
-  /// [block][token of the item][64 keys], bits
-  alignas(8) std::uint16_t valid[2][PickUnion::kMaxTokens][4];
-  /// What the exponents of the weights are relative to after a block; sums of weights. [group][row]
-  float reference[2][PrefillShape::kRows], sum[2][PrefillShape::kRows];
-};
-
-/// Named barriers, 256 threads but the third.
-enum PrefillBarrier : int {
-  kFirstWeights = 1,
-  kSecondWeights,
-  kSecondGroup,
-  kBothGroups,
-  kFirstScores
-};
-
-/// Where it lies: shared-memory addresses.
-struct PrefillAddresses {
-  std::uint32_t tiles, shared;
-
-  __device__ std::uint32_t q() const { return tiles; }
-  __device__ std::uint32_t keys(int block) const {
-    return tiles + (1 + block) * PrefillShape::kTileBytes;
-  }
-  /// Weights take the place of the rope part.
-  __device__ std::uint32_t weights(int block) const {
-    return keys(block) + PrefillShape::kRopeSlab * PrefillShape::kSlabBytes;
-  }
-  __device__ std::uint32_t full_q() const { return shared + offsetof(PrefillShared, full_q); }
-  __device__ std::uint32_t full(int quarter) const {
-    return shared + offsetof(PrefillShared, full) + 8 * quarter;
-  }
-  __device__ std::uint32_t empty(int quarter) const {
-    return shared + offsetof(PrefillShared, empty) + 8 * quarter;
-  }
-  __device__ std::uint32_t scored(int group) const {
-    return shared + offsetof(PrefillShared, scored) + 8 * group;
-  }
-};
-
-/// Where an item lies: row r of its tile is head `head + r / tokens` of token `token + r % tokens`.
-struct PrefillItem {
-  std::int64_t token;
-  int head;
-};
-template <bool kPacked>
-__device__ inline PrefillItem item_at(const PrefillArguments& args, int item) {
-  if constexpr (kPacked) return {args.first_token + (std::int64_t{item} << args.picks.shift), 0};
-  const auto number = static_cast<unsigned>(item), tiles = static_cast<unsigned>(args.head_tiles);
-  return {args.first_token + number / tiles,
-          static_cast<int>(number % tiles) * PrefillShape::kRows};
-}
-/// Picks of an item that are looked at; 0 past the last item.
-template <bool kPacked>
-__device__ inline int picks_of(const PrefillArguments& args, int item) {
-  if (item >= args.items) return 0;
-  if constexpr (kPacked) return args.picks.counts[item];
-  const int all = static_cast<int>(args.call.slots.extent(1));
-  if (args.call.counts == nullptr) return all;
-  return max(0, min(all, args.call.counts[item_at<false>(args, item).token]));
-}
-__device__ inline int pairs_of(int count) {
-  return (count + PrefillShape::kPairKeys - 1) / PrefillShape::kPairKeys;
-}
-
-/// The producers' walk over the pairs of blocks of all of the CTA's items.
-template <bool kPacked>
-struct PairWalk {
-  int item, pair, pairs, count, next_count;
-
-  __device__ explicit PairWalk(const PrefillArguments& args)
-      : item(static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x)),
-        pair(0),
-        pairs(0),
-        count(0),
-        next_count(picks_of<kPacked>(args, static_cast<int>(blockIdx.x))) {
-    next(args);
-  }
-  __device__ void next(const PrefillArguments& args) {
-    ++pair;
-    while (pair >= pairs) {
-      item += static_cast<int>(gridDim.x);
-      if (item >= args.items) return;
-      pair = 0;
-      count = next_count;
-      pairs = pairs_of(count);
-      next_count = picks_of<kPacked>(args, item + static_cast<int>(gridDim.x));
-    }
-  }
-  /// The pair's pick number `key`: slot, −1 = do not read, and the tokens that picked it, bits.
-  __device__ void pick(const PrefillArguments& args, int key, std::int32_t& slot,
-                       std::uint32_t& tokens) const {
-    const int at = pair * PrefillShape::kPairKeys + key;
-    slot = -1;
-    tokens = 0;
-    if (item >= args.items || at >= count) return;
-    if constexpr (kPacked) {
-      const std::int64_t from = item * args.picks.row + at;
-      slot = args.picks.slots[from];
-      tokens = args.picks.tokens[from];
-    } else {
-      slot = args.call.slots(item_at<false>(args, item).token, at);
-      tokens = 1;
-    }
-  }
-};
-
-/// The producer warpgroup gathers rows, 16 bytes a thread, 8 lanes to 128 bytes of a row. Warp w
-/// serves rows 16w … 16w + 15 of both blocks, of which lane l knows row l % 16 of block l / 16.
-template <bool kPacked>
-__device__ __forceinline__ void produce(const PrefillArguments& args, PrefillShared& shared,
-                                        const PrefillAddresses& at) {
-  using Shape = PrefillShape;
-  const LatentCache& cache = args.call.cache;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  const int key = lane / 16 * Shape::kKeys + warp * 16 + lane % 16;
-  const int row = lane / 8, chunk = lane % 8;  // row + 4 · pass of the warp's sixteen
-  const std::uint32_t target = (16 * warp + row) * 128 + ((chunk ^ row) << 4);
-  const std::int64_t num_slots = cache.num_slots();
-
-  PairWalk<kPacked> walk(args);
-  std::int32_t slot;
-  std::uint32_t tokens;
-  walk.pick(args, key, slot, tokens);
-  for (std::uint32_t use = 0; walk.item < args.items; ++use) {
-    const bool is_row = slot >= 0 && slot < num_slots;
-    const std::int64_t offset = is_row ? cuda::cached_row(cache, slot) - cache.data : 0;
-    const std::uint32_t rows = __ballot_sync(~0u, is_row);
-    std::uint32_t picked = rows;  // by token `lane` of the item
-    if constexpr (kPacked)
-#pragma unroll
-      for (int token = 0; token < PickUnion::kMaxTokens; ++token) {
-        const std::uint32_t bits = __ballot_sync(~0u, is_row && (tokens >> token & 1) != 0);
-        if (token == lane) picked = bits;
-      }
-    walk.next(args);
-    walk.pick(args, key, slot, tokens);
-#pragma unroll
-    for (int block = 0; block < 2; ++block) {
-      const std::byte* from[4];
-      bool valid[4];
-#pragma unroll
-      for (int pass = 0; pass < 4; ++pass) {
-        const int source = 16 * block + 4 * pass + row;
-        from[pass] = cache.data + __shfl_sync(~0u, offset, source) + 16 * chunk;
-        valid[pass] = (rows >> source & 1) != 0;
-      }
-      const auto copy = [&](int slab) {
-#pragma unroll
-        for (int pass = 0; pass < 4; ++pass)
-          ptx::cp_async_16(at.keys(block) + slab * Shape::kSlabBytes + pass * 4 * 128 +
-                               (pass % 2 == 0 ? target : target ^ 64),  // rows 4 … 7 of eight
-                           from[pass] + slab * 128, valid[pass]);
-      };
-      const int first = block == 0 ? kFirstLow : kSecondHigh, second = first + 1;
-      ptx::block_mbarrier_wait(at.empty(first), use % 2 ^ 1);
-      if (lane < (kPacked ? PickUnion::kMaxTokens : 1))
-        shared.valid[block][lane][warp] = static_cast<std::uint16_t>(picked >> 16 * block);
-      if constexpr (kPacked) __syncwarp();
-      if (lane == 0) ptx::block_mbarrier_arrive(at.full(first));
-#pragma unroll
-      for (int s = 0; s < Shape::kHalfSlabs; ++s) copy(block == 0 ? s : Shape::kHalfSlabs + s);
-      ptx::mbarrier_arrive_after_copies(at.full(first));
-      ptx::block_mbarrier_wait(at.empty(second), use % 2 ^ 1);
-#pragma unroll
-      for (int s = 0; s < Shape::kHalfSlabs; ++s) copy(block == 0 ? Shape::kHalfSlabs + s : s);
-      copy(Shape::kRopeSlab);
-      ptx::mbarrier_arrive_after_copies(at.full(second));
-    }
-  }
-}
 
 /// Rows g and g + 8 of a warp's sixteen, of which a thread has every fourth pair of columns.
 struct RowState {
@@ -572,12 +352,14 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const PrefillA
 /// One CTA per SM that stays: a warpgroup that gathers and two that compute. Keys are filled and
 /// freed by quarters of a pair; the next item's keys and queries come in during the last products
 /// and the epilogue of the one before.
-template <bool kPacked>
+template <CacheFormat kFormat, bool kPacked>
 __global__ void __launch_bounds__(PrefillShape::kThreads, 1)
     sparse_mqa_prefill_kernel(const __grid_constant__ CUtensorMap q_map,
                               const __grid_constant__ PrefillArguments args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Shape = PrefillShape;
+  using Registers = PrefillRegisters<kFormat>;
+  constexpr bool kQuantised = Registers::kQuantised;
   extern __shared__ std::byte prefill_tiles[];
   __shared__ PrefillShared shared;
   const PrefillAddresses at{(ptx::shared_address(prefill_tiles) + Shape::kAlignment - 1) /
@@ -587,9 +369,12 @@ __global__ void __launch_bounds__(PrefillShape::kThreads, 1)
     constexpr int kWarps = Shape::kGroupThreads / 32;
     ptx::mbarrier_init(&shared.full_q, 1);
     for (int quarter = 0; quarter < kQuarters; ++quarter) {
-      // Every producer's copies, and where a block begins, every producer warp's `valid`.
+      // Every thread's copies: of all of a bf16 row, of a quantised one's rope part. Every warp's
+      // stores: what is decoded, and where a block begins, `valid`.
       const bool begins = quarter == kFirstLow || quarter == kSecondHigh;
-      ptx::mbarrier_init(&shared.full[quarter], Shape::kGroupThreads + (begins ? kWarps : 0));
+      const bool copies = !kQuantised || !begins, stores = kQuantised || begins;
+      ptx::mbarrier_init(&shared.full[quarter],
+                         (copies ? Shape::kGroupThreads : 0) + (stores ? kWarps : 0));
       ptx::mbarrier_init(&shared.empty[quarter], kWarps);
     }
     ptx::mbarrier_init(&shared.scored[0], kWarps);
@@ -600,10 +385,13 @@ __global__ void __launch_bounds__(PrefillShape::kThreads, 1)
   // From one lane, so that the compiler takes what follows from it as uniform.
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / Shape::kGroupThreads, 0);
   if (group == 0) {
-    ptx::release_registers<Shape::kProducerRegisters>();
-    produce<kPacked>(args, shared, at);
+    ptx::release_registers<Registers::kProducer>();
+    if constexpr (kQuantised)
+      decode_rows<kPacked>(args, shared, at);
+    else
+      copy_rows<kPacked>(args, shared, at);
   } else {
-    ptx::claim_registers<Shape::kConsumerRegisters>();
+    ptx::claim_registers<Registers::kConsumer>();
     if (group == 1)
       consume<0, kPacked>(q_map, args, shared, at);
     else

@@ -1,0 +1,180 @@
+/// The work items of the `sparse_mqa` prefill kernel, its shared memory and barriers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/sm90/sparse_mqa_prefill/pick_union.cuh"
+#include "kernels/sm90/wgmma.cuh"
+#include "sparse_mla/attention.h"
+
+namespace sparse_mla::sm90 {
+
+/// DeepSeek's row and the tile that follows from it.
+struct PrefillShape {
+  static constexpr int kLatent = 512, kRope = 64, kWidth = kLatent + kRope;
+  /// Query rows: those of one wgmma. The sums of 64 rows × 512 columns fill half of the register
+  /// file.
+  static constexpr int kRows = 64;
+  /// Keys of a block. Two blocks and the queries are all that shared memory holds.
+  static constexpr int kKeys = 64, kPairKeys = 2 * kKeys;
+  // Shared memory: slabs of 64 columns, 64 rows of 128 bytes each, swizzled.
+  static constexpr int kSlabs = kWidth / 64, kSlabBytes = 64 * 128;
+  static constexpr int kTileBytes = kSlabs * kSlabBytes;  // of the queries, of a block of keys
+  /// Slabs of a warpgroup's half of the value columns; slab of the rope part.
+  static constexpr int kHalfSlabs = kLatent / 64 / 2, kRopeSlab = kLatent / 64;
+  static constexpr int kHalfColumns = kLatent / 2;
+  static constexpr int kGroupThreads = 128, kThreads = 3 * kGroupThreads;
+  /// A slab starts at a multiple of the swizzle's 1,024 bytes; so much may be lost before the
+  /// first.
+  static constexpr int kAlignment = 1024;
+  static constexpr int kSharedBytes = 3 * kTileBytes + kAlignment;
+};
+
+/// Registers per thread, 384 · 168 = 64,512 together: what a CTA starts with, and waits for in vain
+/// beyond. 72 · 128 + 216 · 256 where rows are copied as they are, 120 · 128 + 192 · 256 where
+/// quantised ones pass through the producers' registers. (A second warpgroup of producers would
+/// leave 128 at entry, fewer than ptxas compiles the products of 128 sums with.)
+template <CacheFormat kFormat>
+struct PrefillRegisters {
+  static constexpr bool kQuantised = kFormat == CacheFormat::fp8_ds_mla;
+  static constexpr int kProducer = kQuantised ? 120 : 72, kConsumer = kQuantised ? 192 : 216;
+};
+
+struct PrefillArguments {
+  SparseMqaCall call;
+  int num_heads;
+  int head_tiles;            ///< tiles of 64 heads; 1 where tokens are packed
+  int items;                 ///< of this launch: tokens · head_tiles, or groups of tokens
+  std::int64_t first_token;  ///< of this launch
+  PickUnion picks;           ///< of the groups, packed only
+  float logit_scale;         ///< softmax scale · log2(e)
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/// Quarters of a pair of key blocks, filled in this order and freed as soon as the warpgroup that
+/// uses them last is done. Group 0 computes the scores of block 0 and sums columns 0 … 255 of both
+/// blocks, group 1 the scores of block 1 and columns 256 … 511.
+enum Quarter : int {
+  kFirstLow,    ///< block 0, columns 0 … 255: last used by group 0
+  kFirstHigh,   ///< block 0, columns 256 … 511, and rope, later its weights: by group 1
+  kSecondHigh,  ///< block 1, columns 256 … 511: by group 1
+  kSecondLow,   ///< block 1, columns 0 … 255, and rope, later its weights: by group 0
+  kQuarters
+};
+
+/// Everything in shared memory but the tiles.
+struct PrefillShared {
+  std::uint64_t full_q;
+  std::uint64_t full[kQuarters], empty[kQuarters];
+  std::uint64_t scored[2];  ///< every warp of the group has its scores: the rope slab may change
+  /// [block][token of the item][64 keys], bits
+  alignas(8) std::uint16_t valid[2][PickUnion::kMaxTokens][4];
+  /// What the exponents of the weights are relative to after a block; sums of weights. [group][row]
+  float reference[2][PrefillShape::kRows], sum[2][PrefillShape::kRows];
+};
+
+/// Named barriers, 256 threads but the third.
+enum PrefillBarrier : int {
+  kFirstWeights = 1,
+  kSecondWeights,
+  kSecondGroup,
+  kBothGroups,
+  kFirstScores
+};
+
+/// Where it lies: shared-memory addresses.
+struct PrefillAddresses {
+  std::uint32_t tiles, shared;
+
+  __device__ std::uint32_t q() const { return tiles; }
+  __device__ std::uint32_t keys(int block) const {
+    return tiles + (1 + block) * PrefillShape::kTileBytes;
+  }
+  /// Weights take the place of the rope part.
+  __device__ std::uint32_t weights(int block) const {
+    return keys(block) + PrefillShape::kRopeSlab * PrefillShape::kSlabBytes;
+  }
+  __device__ std::uint32_t full_q() const { return shared + offsetof(PrefillShared, full_q); }
+  __device__ std::uint32_t full(int quarter) const {
+    return shared + offsetof(PrefillShared, full) + 8 * quarter;
+  }
+  __device__ std::uint32_t empty(int quarter) const {
+    return shared + offsetof(PrefillShared, empty) + 8 * quarter;
+  }
+  __device__ std::uint32_t scored(int group) const {
+    return shared + offsetof(PrefillShared, scored) + 8 * group;
+  }
+};
+
+/// Where an item lies: row r of its tile is head `head + r / tokens` of token `token + r % tokens`.
+struct PrefillItem {
+  std::int64_t token;
+  int head;
+};
+template <bool kPacked>
+__device__ inline PrefillItem item_at(const PrefillArguments& args, int item) {
+  if constexpr (kPacked) return {args.first_token + (std::int64_t{item} << args.picks.shift), 0};
+  const auto number = static_cast<unsigned>(item), tiles = static_cast<unsigned>(args.head_tiles);
+  return {args.first_token + number / tiles,
+          static_cast<int>(number % tiles) * PrefillShape::kRows};
+}
+/// Picks of an item that are looked at; 0 past the last item.
+template <bool kPacked>
+__device__ inline int picks_of(const PrefillArguments& args, int item) {
+  if (item >= args.items) return 0;
+  if constexpr (kPacked) return args.picks.counts[item];
+  const int all = static_cast<int>(args.call.slots.extent(1));
+  if (args.call.counts == nullptr) return all;
+  return max(0, min(all, args.call.counts[item_at<false>(args, item).token]));
+}
+__device__ inline int pairs_of(int count) {
+  return (count + PrefillShape::kPairKeys - 1) / PrefillShape::kPairKeys;
+}
+
+/// The producers' walk over the pairs of blocks of all of the CTA's items.
+template <bool kPacked>
+struct PairWalk {
+  int item, pair, pairs, count, next_count;
+
+  __device__ explicit PairWalk(const PrefillArguments& args)
+      : item(static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x)),
+        pair(0),
+        pairs(0),
+        count(0),
+        next_count(picks_of<kPacked>(args, static_cast<int>(blockIdx.x))) {
+    next(args);
+  }
+  __device__ void next(const PrefillArguments& args) {
+    ++pair;
+    while (pair >= pairs) {
+      item += static_cast<int>(gridDim.x);
+      if (item >= args.items) return;
+      pair = 0;
+      count = next_count;
+      pairs = pairs_of(count);
+      next_count = picks_of<kPacked>(args, item + static_cast<int>(gridDim.x));
+    }
+  }
+  /// The pair's pick number `key`: slot, −1 = do not read, and the tokens that picked it, bits.
+  __device__ void pick(const PrefillArguments& args, int key, std::int32_t& slot,
+                       std::uint32_t& tokens) const {
+    const int at = pair * PrefillShape::kPairKeys + key;
+    slot = -1;
+    tokens = 0;
+    if (item >= args.items || at >= count) return;
+    if constexpr (kPacked) {
+      const std::int64_t from = item * args.picks.row + at;
+      slot = args.picks.slots[from];
+      tokens = args.picks.tokens[from];
+    } else {
+      slot = args.call.slots(item_at<false>(args, item).token, at);
+      tokens = 1;
+    }
+  }
+};
+
+#endif
+
+}  // namespace sparse_mla::sm90
