@@ -1,6 +1,7 @@
 // Sparse MQA, topk 2048, at DeepSeek-V3.2's widths.
 //
-//   prefill  4,096 tokens of one context of bf16 rows. `random`: every token picks uniformly;
+//   prefill  4,096 tokens of one context of bf16 or fp8_ds_mla rows. `random`: every token picks
+//   uniformly;
 //            `clustered`: it keeps each pick of the token before with probability 0.8 and draws the
 //            rest anew (its own key among them).
 //   decode   batch × query tokens, each request's context of 32,768 rows on pages of 64 in random
@@ -151,6 +152,13 @@ const bool kRegistered = [] {
                 (clustered ? "/clustered" : "/random"),
             {heads, CacheFormat::bf16, 1, 4096, keys, clustered, false});
       }
+  for (const int heads : {128, 64, 16})
+    for (const bool clustered : {false, true}) {
+      if (clustered && heads != 16) continue;
+      add("prefill/" + to_string(CacheFormat::fp8_ds_mla) + "/" + std::to_string(heads) +
+              "_heads/4096x32768" + (clustered ? "/clustered" : "/random"),
+          {heads, CacheFormat::fp8_ds_mla, 1, 4096, 32768, clustered, false});
+    }
   const std::pair<int, int> batches[] = {{1, 1},  {8, 1},  {32, 1}, {128, 1},
                                          {32, 2}, {64, 2}, {128, 2}};
   for (const CacheFormat format : {CacheFormat::fp8_ds_mla, CacheFormat::bf16})
