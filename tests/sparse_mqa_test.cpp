@@ -271,7 +271,7 @@ std::vector<SparseMqaTest> problems() {
   many.slots = Slots::some;
   list.push_back(many);
   // Rows of 512 + 64 in batches that fill a Hopper card; with few heads, of several tokens to a
-  // tile: 8, 4, 2, 1 on 132 SMs.
+  // tile: 8, 4 or 1 on 132 SMs.
   for (const int heads : {1, 8, 16, 24, 32, 64, 128})
     for (const Slots slots : {Slots::full, Slots::some, Slots::nonsense}) {
       SparseMqaTest p;
@@ -285,6 +285,17 @@ std::vector<SparseMqaTest> problems() {
       p.aligned = true;
       list.push_back(p);
     }
+  for (const int heads : {8, 16}) {  // tokens of a tile share hardly any picks
+    SparseMqaTest p;
+    p.heads = heads;
+    p.topk = 200;
+    p.tokens = 1061;  // the last tile is not full
+    p.blocks = 160;
+    p.slots = Slots::tail;
+    p.counts = heads == 8;
+    p.aligned = true;
+    list.push_back(p);
+  }
   return list;
 }
 
