@@ -77,8 +77,8 @@ __device__ __forceinline__ void copy_rows(const PrefillArguments& args, PrefillS
 /// The producer warpgroup decodes rows of fp8_ds_mla (e4m3 · scale, rounded once to bf16: what
 /// `gather` promises). Rows are served as by copy_rows(). A thread decodes 8 × 16 numbers of a
 /// quarter, of every second row of the warp's sixteen: as soon as a piece of registers is stored,
-/// the next quarter's is loaded into it. Lanes 8s … 8s + 7 write slab s of the quarter, chunks 2c,
-/// then 2c + 1, of rows r and r + 1: every bank once.
+/// that of the quarter after the next, the other block's, is loaded into it. Lanes 8s … 8s + 7
+/// write slab s of the quarter, chunks 2c, then 2c + 1, of rows r and r + 1: every bank once.
 template <bool kPacked>
 __device__ __forceinline__ void decode_rows(const PrefillArguments& args, PrefillShared& shared,
                                             const PrefillAddresses& at) {
