@@ -75,8 +75,8 @@ __device__ __forceinline__ void store_slab(std::uint32_t to, const uint4& codes,
 
 /// Eight warps gather rows. Warp w serves rows 8w … 8w + 7 of both blocks, four lanes to a row,
 /// which know their row's slot two pairs ahead and its address one pair ahead.
-///   fp8_ds_mla: a lane takes 16 bytes of every 64. While it converts those of one slab, those of
-///     the next eight are on their way to registers and the rows of the next pair to L2.
+///   fp8_ds_mla: a lane takes 16 bytes of every 64. While it converts those of a half row, those of
+///     the next are on their way to registers and the rows of the next pair to L2.
 ///   bf16: cp.async of 16 bytes, eight lanes to 128 bytes of a row.
 template <CacheFormat kFormat>
 __device__ __forceinline__ void produce(const DecodeArguments& args, DecodeShared& shared,
@@ -120,15 +120,16 @@ __device__ __forceinline__ void produce(const DecodeArguments& args, DecodeShare
   if constexpr (kQuantised) {
     constexpr int kRopeOffset = cuda::ds_mla_rope_offset(Shape::kLatent);
     const std::uint32_t target = at.keys(0) + row * 128 + ((2 * piece ^ row % 8) << 4);
-    // Slab `slab` of four of a half row; the half's two scales.
+    // The lane's codes of a half row, 16 of each slab, and the half's two scales: loaded together,
+    // because a wait for one load is a wait for all that share its scoreboard.
     uint4 codes[2][Shape::kHalfSlabs];
-    float2 scales{};
-    const auto load_slab = [&](uint4& to, int block, int half, int slab) {
-      to = ptx::load_16_or_0(from[block] + 256 * half + 64 * slab + 16 * piece,
-                             from[block] != nullptr);
-    };
-    const auto load_scales = [&](int block, int half) {
-      return ptx::load_8_or_0(from[block] + Shape::kLatent + 8 * half, from[block] != nullptr);
+    float2 scales[2];
+    const auto load_half = [&](int buffer, int block, int half) {
+      const bool valid = from[block] != nullptr;
+#pragma unroll
+      for (int s = 0; s < Shape::kHalfSlabs; ++s)
+        codes[buffer][s] = ptx::load_16_or_0(from[block] + 256 * half + 64 * s + 16 * piece, valid);
+      scales[buffer] = ptx::load_8_or_0(from[block] + Shape::kLatent + 8 * half, valid);
     };
     const auto copy_rope = [&](int block) {
       const bool valid = from[block] != nullptr;
@@ -138,19 +139,15 @@ __device__ __forceinline__ void produce(const DecodeArguments& args, DecodeShare
       ptx::cp_async_16(to, rope, valid);
       ptx::cp_async_16(to ^ 16, rope + 16, valid);
     };
-    // Converts a half row. Each slab's registers take the same slab of the half row after the next,
-    // which is the other half of the other block (or of the next pair's).
-    const auto convert = [&](uint4(&of)[Shape::kHalfSlabs], int block, int half, int scales_block,
-                             int scales_half) {
-      const float2 now = scales;
-      scales = load_scales(scales_block, scales_half);
+    // Converts a half row. Its registers then take the half row after the next, which is the other
+    // half of the other block (or of the next pair's).
+    const auto convert = [&](int buffer, int block, int half) {
 #pragma unroll
-      for (int s = 0; s < Shape::kHalfSlabs; ++s) {
+      for (int s = 0; s < Shape::kHalfSlabs; ++s)
         store_slab(
             target + block * Shape::kTileBytes + (half * Shape::kHalfSlabs + s) * Shape::kSlabBytes,
-            of[s], s < 2 ? now.x : now.y);
-        load_slab(of[s], 1 - block, 1 - half, s);
-      }
+            codes[buffer][s], s < 2 ? scales[buffer].x : scales[buffer].y);
+      load_half(buffer, 1 - block, 1 - half);
     };
     // A row's lines into L2: four lanes, 128 bytes apart, and the last two.
     const auto prefetch = [&](const std::byte* begin) {
@@ -159,22 +156,19 @@ __device__ __forceinline__ void produce(const DecodeArguments& args, DecodeShare
       ptx::prefetch_l2(begin + 128 * piece);
       if (piece < 2) ptx::prefetch_l2(begin + (piece == 0 ? 512 : kLast));
     };
-#pragma unroll
-    for (int i = 0; i < 2 * Shape::kHalfSlabs; ++i)
-      load_slab(codes[i / Shape::kHalfSlabs][i % Shape::kHalfSlabs], 0, i / Shape::kHalfSlabs,
-                i % Shape::kHalfSlabs);
-    scales = load_scales(0, 0);
+    load_half(0, 0, 0);
+    load_half(1, 0, 1);
     prefetch(from[0]);
     prefetch(from[1]);
     for (; live; ++use) {
       begin_quarter(kFirstLow);
       write_valid(0);
-      convert(codes[0], 0, 0, 0, 1);
+      convert(0, 0, 0);
       finish(kFirstLow, false);
 
       begin_quarter(kFirstHigh);
       copy_rope(0);
-      convert(codes[1], 0, 1, 1, 1);
+      convert(1, 0, 1);
       finish(kFirstHigh, true);
 
       from[0] = row_of_slot(args, slot[0]);
@@ -186,12 +180,12 @@ __device__ __forceinline__ void produce(const DecodeArguments& args, DecodeShare
       load_slots();
       begin_quarter(kSecondHigh);
       write_valid(1);
-      convert(codes[0], 1, 1, 1, 0);
+      convert(0, 1, 1);
       finish(kSecondHigh, false);
 
       begin_quarter(kSecondLow);
       copy_rope(1);
-      convert(codes[1], 1, 0, 0, 0);
+      convert(1, 1, 0);
       finish(kSecondLow, true);
       from[1] = row_of_slot(args, second);
     }
