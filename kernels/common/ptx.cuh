@@ -53,6 +53,12 @@ __device__ inline uint4 load_shared_16(std::uint32_t shared) {
   return value;
 }
 
+/// 8 bytes, 8-byte aligned.
+__device__ inline void store_shared_8(std::uint32_t shared, float first, float second) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(shared), "f"(first), "f"(second)
+               : "memory");
+}
+
 /// Ors `bits` into a 4-byte aligned word of shared memory, atomically.
 __device__ inline void or_shared(std::uint32_t shared, std::uint32_t bits) {
   asm volatile("red.shared.or.b32 [%0], %1;" ::"r"(shared), "r"(bits) : "memory");
@@ -83,6 +89,32 @@ __device__ inline float load_4_once(const void* from) {
   float value;
   asm volatile("ld.global.f32 %0, [%1];" : "=f"(value) : "l"(from));
   return value;
+}
+
+/// 16 or 8 bytes of memory that no one writes meanwhile, aligned; zeros, unread, unless `valid`.
+/// Volatile as above.
+__device__ inline uint4 load_16_or_0(const void* from, bool valid) {
+  uint4 value{0, 0, 0, 0};
+  asm volatile(
+      "{\n\t.reg .pred valid;\n\tsetp.ne.s32 valid, %5, 0;\n\t"
+      "@valid ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n\t}"
+      : "+r"(value.x), "+r"(value.y), "+r"(value.z), "+r"(value.w)
+      : "l"(from), "r"(static_cast<int>(valid)));
+  return value;
+}
+__device__ inline float2 load_8_or_0(const void* from, bool valid) {
+  float2 value{0, 0};
+  asm volatile(
+      "{\n\t.reg .pred valid;\n\tsetp.ne.s32 valid, %3, 0;\n\t"
+      "@valid ld.global.nc.v2.f32 {%0, %1}, [%2];\n\t}"
+      : "+f"(value.x), "+f"(value.y)
+      : "l"(from), "r"(static_cast<int>(valid)));
+  return value;
+}
+
+/// Brings the line of that address into L2.
+__device__ inline void prefetch_l2(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -202,6 +234,14 @@ __device__ inline std::uint32_t load_cluster_4(std::uint32_t address) {
   asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
   return value;
 }
+__device__ inline float4 load_cluster_16(std::uint32_t address) {
+  float4 value;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(address)
+               : "memory");
+  return value;
+}
 /// 4 bytes into a block's shared memory; they count at the mbarrier of that block.
 __device__ inline void store_async_4(std::uint32_t address, std::uint32_t value,
                                      std::uint32_t mbarrier) {
@@ -233,6 +273,17 @@ __device__ inline void mbarrier_arrive_expecting(std::uint64_t* mbarrier, std::u
       "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(mbarrier)),
       "r"(bytes)
       : "memory");
+}
+/// One arrival at an mbarrier of any block of the cluster, by map_to_block()'s address; what this
+/// thread did before it is seen by those that wait with mbarrier_wait().
+__device__ inline void mbarrier_arrive_in_cluster(std::uint32_t mbarrier) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(mbarrier)
+               : "memory");
+}
+/// The same, which orders nothing: for a thread that has had what it loaded before.
+__device__ inline void mbarrier_arrive_in_cluster_relaxed(std::uint32_t mbarrier) {
+  asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(mbarrier)
+               : "memory");
 }
 /// Waits for the end of the phase of that parity (0 first); what other blocks stored is seen.
 __device__ inline void mbarrier_wait(std::uint64_t* mbarrier, std::uint32_t parity) {

@@ -210,7 +210,8 @@ void run_sparse_mqa_mma(const SparseMqaProblem& problem, const SparseMqaCall& ca
 }
 
 std::vector<Entry<SparseMqaProblem, SparseMqaCall>> sparse_mqa_entries() {
-  return {sm90::sparse_mqa_prefill_entry(),
+  return {sm90::sparse_mqa_decode_entry(),
+          sm90::sparse_mqa_prefill_entry(),
           {"cuda_mma", Backend::cuda, "gathered tiles on tensor cores, keys split for few tokens",
            why_not_mma, sparse_mqa_mma_bytes, run_sparse_mqa_mma},
           {"cuda_rows", Backend::cuda, "a head at a time in fp32, any widths", why_not_rows,

@@ -12,5 +12,6 @@ inline constexpr const char* kMaskedMhaEntry = "sm90_wgmma";
 
 Entry<AttendProblem, AttendCall> masked_mha_entry();
 Entry<SparseMqaProblem, SparseMqaCall> sparse_mqa_prefill_entry();
+Entry<SparseMqaProblem, SparseMqaCall> sparse_mqa_decode_entry();
 
 }  // namespace sparse_mla::sm90

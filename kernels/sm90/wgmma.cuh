@@ -80,7 +80,8 @@ __device__ inline void copy_box_3d(std::uint32_t shared, const void* map, std::u
 ///   elements of N to the next 64. 16 further along K: +2,048 bytes.
 __device__ inline std::uint32_t swizzled_operand(std::uint32_t shared,
                                                  std::uint32_t leading_bytes = 16) {
-  return shared >> 4 | leading_bytes >> 4 << 16;
+  constexpr std::uint32_t kOfBlock = 0x3FFFF;  // above: the block's rank in its cluster
+  return (shared & kOfBlock) >> 4 | leading_bytes >> 4 << 16;
 }
 /// The operand that starts `bytes` further.
 __device__ inline std::uint32_t advance(std::uint32_t operand, int bytes) {
@@ -159,6 +160,30 @@ __device__ inline void wgmma_m64n128k16(float (&d)[64], std::uint32_t a0, std::u
         "+f"(d[63])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b), "n"(swizzled_operand_upper()),
         "n"(kAdds ? 1 : 0), "n"(kNMajor ? 1 : 0));
+}
+
+/// The same with a from shared memory, b N-major; adds.
+__device__ inline void wgmma_m64n128k16_n_major(float (&d)[64], std::uint32_t a, std::uint32_t b) {
+  asm volatile(
+      "{\n\t.reg .b64 a, b;\n\t"
+      "mov.b64 a, {%64, %66};\n\tmov.b64 b, {%65, %66};\n\t"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
+      "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, "
+      "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, "
+      "%56, %57, %58, %59, %60, %61, %62, %63}, "
+      "a, b, 1, 1, 1, 0, 1;\n\t}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
+        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
+        "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
+        "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
+        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
+        "+f"(d[63])
+      : "r"(a), "r"(b), "n"(swizzled_operand_upper()));
 }
 
 /// d[64, 64] (+)= a[64, 16] · b[16, 64], as wgmma_m64n128k16: both from shared memory, K-major.

@@ -1,0 +1,248 @@
+/// The producers of `sparse_mqa` decode on Hopper: rows of the cache into swizzled tiles of bf16.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/latent_rows.cuh"
+#include "kernels/sm90/sparse_mqa_decode/tile.cuh"
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+namespace sparse_mla::sm90 {
+
+/// The producers' walk over the pairs of blocks of all of the CTA's items.
+struct DecodeWalk {
+  int item, pair = 0, pairs = 0, begin = 0, end = 0, next_count;
+
+  __device__ explicit DecodeWalk(const DecodeArguments& args)
+      : item(first_item(args) - args.clusters), next_count(slots_of(args, first_item(args))) {
+    next(args);
+  }
+  __device__ void next(const DecodeArguments& args) {
+    ++pair;
+    while (pair >= pairs) {
+      item += args.clusters;
+      if (item >= args.items) return;
+      const Share share(next_count, args.splits);
+      pair = 0;
+      begin = share.begin;
+      end = share.end;
+      pairs = share.pairs;
+      next_count = slots_of(args, item + args.clusters);
+    }
+  }
+  __device__ bool done(const DecodeArguments& args) const { return item >= args.items; }
+  /// The slot of the pair's key number `key`; −1 = do not read.
+  __device__ std::int32_t slot(const DecodeArguments& args, int key) const {
+    if (done(args)) return -1;
+    const int at = begin + pair * DecodeShape::kPairKeys + key;
+    const int token =
+        static_cast<int>(static_cast<unsigned>(item) / static_cast<unsigned>(args.head_tiles));
+    return at < end ? args.call.slots(token, at) : -1;
+  }
+};
+
+/// Where the row at `slot` lies, null = it is not to be read.
+__device__ inline const std::byte* row_of_slot(const DecodeArguments& args, std::int32_t slot) {
+  const LatentCache& cache = args.call.cache;
+  if (slot < 0 || slot >= cache.num_slots()) return nullptr;
+  const std::uint32_t block = args.page.quotient(static_cast<std::uint32_t>(slot));
+  const std::uint32_t offset = static_cast<std::uint32_t>(slot) - block * args.page.page;
+  return cache.data + std::int64_t{block} * cache.block_stride +
+         std::int64_t{offset} * cache.row_stride;
+}
+
+/// Bits of the warp's eight rows, of which four lanes each have one.
+__device__ inline std::uint8_t valid_bits(bool valid) {
+  const int of_row = __shfl_sync(~0u, static_cast<int>(valid), threadIdx.x % 8 * 4);
+  return static_cast<std::uint8_t>(__ballot_sync(~0u, of_row != 0));
+}
+
+/// Of one slab: e4m3 · scale, each rounded once to bf16. `to`: 16-byte chunk 2 · piece of the row's
+/// 128 bytes, swizzled; the next chunk is at its address ^ 16.
+__device__ __forceinline__ void store_slab(std::uint32_t to, const uint4& codes, float scale) {
+  using cuda::scale_e4m3x2_to_bf16x2;
+  const std::uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+  for (int chunk = 0; chunk < 2; ++chunk) {
+    const std::uint32_t a = words[2 * chunk], b = words[2 * chunk + 1];
+    const std::uint32_t numbers[4] = {
+        scale_e4m3x2_to_bf16x2(a, scale), scale_e4m3x2_to_bf16x2(a >> 16, scale),
+        scale_e4m3x2_to_bf16x2(b, scale), scale_e4m3x2_to_bf16x2(b >> 16, scale)};
+    ptx::store_shared_16(chunk == 0 ? to : to ^ 16, numbers);
+  }
+}
+
+/// Eight warps gather rows. Warp w serves rows 8w … 8w + 7 of both blocks, four lanes to a row,
+/// which know their row's slot two pairs ahead and its address one pair ahead.
+///   fp8_ds_mla: a lane takes 16 bytes of every 64. While it converts those of a half row, those of
+///     the next are on their way to registers and the rows of the next pair to L2.
+///   bf16: cp.async of 16 bytes, eight lanes to 128 bytes of a row.
+template <CacheFormat kFormat>
+__device__ __forceinline__ void produce(const DecodeArguments& args, DecodeShared& shared,
+                                        const DecodeAddresses& at) {
+  using Shape = DecodeShape;
+  constexpr bool kQuantised = kFormat == CacheFormat::fp8_ds_mla;
+  const LatentCache& cache = args.call.cache;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int row = 8 * warp + lane / 4, piece = lane % 4;
+
+  DecodeWalk walk(args);
+  const std::byte* from[2];
+  std::int32_t slot[2];  // of the next pair
+  const auto load_slots = [&] {
+#pragma unroll
+    for (int block = 0; block < 2; ++block)
+      slot[block] = walk.slot(args, block * Shape::kKeys + row);
+  };
+  load_slots();
+  from[0] = row_of_slot(args, slot[0]);
+  from[1] = row_of_slot(args, slot[1]);
+  bool live = !walk.done(args);
+  walk.next(args);
+  load_slots();
+
+  std::uint32_t use = 0;
+  // The consumers fence off what comes after: a fence here would wait for the loads under way.
+  const auto finish = [&](int quarter, bool copies) {
+    if (copies) ptx::mbarrier_arrive_after_copies(at.full(quarter));
+    __syncwarp();
+    if (lane == 0) ptx::block_mbarrier_arrive(at.full(quarter));
+  };
+  const auto begin_quarter = [&](int quarter) {
+    ptx::block_mbarrier_wait(at.empty(quarter), use % 2 ^ 1);
+  };
+  const auto write_valid = [&](int block) {
+    const std::uint8_t bits = valid_bits(from[block] != nullptr);
+    if (lane == 0) shared.valid[block][warp] = bits;
+  };
+
+  if constexpr (kQuantised) {
+    constexpr int kRopeOffset = cuda::ds_mla_rope_offset(Shape::kLatent);
+    const std::uint32_t target = at.keys(0) + row * 128 + ((2 * piece ^ row % 8) << 4);
+    // The lane's codes of a half row, 16 of each slab, and the half's two scales: loaded together,
+    // because a wait for one load is a wait for all that share its scoreboard.
+    uint4 codes[2][Shape::kHalfSlabs];
+    float2 scales[2];
+    const auto load_half = [&](int buffer, int block, int half) {
+      const bool valid = from[block] != nullptr;
+#pragma unroll
+      for (int s = 0; s < Shape::kHalfSlabs; ++s)
+        codes[buffer][s] = ptx::load_16_or_0(from[block] + 256 * half + 64 * s + 16 * piece, valid);
+      scales[buffer] = ptx::load_8_or_0(from[block] + Shape::kLatent + 8 * half, valid);
+    };
+    const auto copy_rope = [&](int block) {
+      const bool valid = from[block] != nullptr;
+      const std::uint32_t to =
+          target + block * Shape::kTileBytes + Shape::kRopeSlab * Shape::kSlabBytes;
+      const std::byte* rope = (valid ? from[block] : cache.data) + kRopeOffset + 32 * piece;
+      ptx::cp_async_16(to, rope, valid);
+      ptx::cp_async_16(to ^ 16, rope + 16, valid);
+    };
+    // Converts a half row. Its registers then take the half row after the next, which is the other
+    // half of the other block (or of the next pair's).
+    const auto convert = [&](int buffer, int block, int half) {
+#pragma unroll
+      for (int s = 0; s < Shape::kHalfSlabs; ++s)
+        store_slab(
+            target + block * Shape::kTileBytes + (half * Shape::kHalfSlabs + s) * Shape::kSlabBytes,
+            codes[buffer][s], s < 2 ? scales[buffer].x : scales[buffer].y);
+      load_half(buffer, 1 - block, 1 - half);
+    };
+    // A row's lines into L2: four lanes, 128 bytes apart, and the last two.
+    const auto prefetch = [&](const std::byte* begin) {
+      constexpr int kLast = kRopeOffset + 2 * Shape::kRope - 1;
+      if (begin == nullptr) return;
+      ptx::prefetch_l2(begin + 128 * piece);
+      if (piece < 2) ptx::prefetch_l2(begin + (piece == 0 ? 512 : kLast));
+    };
+    load_half(0, 0, 0);
+    load_half(1, 0, 1);
+    prefetch(from[0]);
+    prefetch(from[1]);
+    for (; live; ++use) {
+      begin_quarter(kFirstLow);
+      write_valid(0);
+      convert(0, 0, 0);
+      finish(kFirstLow, false);
+
+      begin_quarter(kFirstHigh);
+      copy_rope(0);
+      convert(1, 0, 1);
+      finish(kFirstHigh, true);
+
+      from[0] = row_of_slot(args, slot[0]);
+      prefetch(from[0]);
+      const std::int32_t second = slot[1];
+      prefetch(row_of_slot(args, second));
+      live = !walk.done(args);
+      walk.next(args);
+      load_slots();
+      begin_quarter(kSecondHigh);
+      write_valid(1);
+      convert(0, 1, 1);
+      finish(kSecondHigh, false);
+
+      begin_quarter(kSecondLow);
+      copy_rope(1);
+      convert(1, 1, 0);
+      finish(kSecondLow, true);
+      from[1] = row_of_slot(args, second);
+    }
+  } else {
+    // The warp's eight rows in two passes of four.
+    const int chunk = lane % 8;
+    const auto copy_quarter = [&](int block, int half, bool rope) {
+#pragma unroll
+      for (int pass = 0; pass < 2; ++pass) {
+        const int in_warp = 4 * pass + lane / 8;
+        const auto begin = reinterpret_cast<const std::byte*>(
+            __shfl_sync(~0u, reinterpret_cast<unsigned long long>(from[block]), 4 * in_warp));
+        const bool valid = begin != nullptr;
+        const std::byte* chunks = (valid ? begin : cache.data) + 16 * chunk;
+        const std::uint32_t to =
+            at.keys(block) + (8 * warp + in_warp) * 128 + ((chunk ^ in_warp) << 4);
+#pragma unroll
+        for (int s = 0; s < Shape::kHalfSlabs; ++s) {
+          const int slab = half * Shape::kHalfSlabs + s;
+          ptx::cp_async_16(to + slab * Shape::kSlabBytes, chunks + slab * 128, valid);
+        }
+        if (rope)
+          ptx::cp_async_16(to + Shape::kRopeSlab * Shape::kSlabBytes,
+                           chunks + Shape::kRopeSlab * 128, valid);
+      }
+    };
+    for (; live; ++use) {
+      begin_quarter(kFirstLow);
+      write_valid(0);
+      copy_quarter(0, 0, false);
+      finish(kFirstLow, true);
+      begin_quarter(kFirstHigh);
+      copy_quarter(0, 1, true);
+      finish(kFirstHigh, true);
+      begin_quarter(kSecondHigh);
+      write_valid(1);
+      copy_quarter(1, 1, false);
+      finish(kSecondHigh, true);
+      begin_quarter(kSecondLow);
+      copy_quarter(1, 0, true);
+      finish(kSecondLow, true);
+      from[0] = row_of_slot(args, slot[0]);
+      from[1] = row_of_slot(args, slot[1]);
+      live = !walk.done(args);
+      walk.next(args);
+      load_slots();
+    }
+  }
+}
+
+/// Arrivals that fill a quarter: a lane of each producer warp, and each producer's copies.
+template <CacheFormat kFormat>
+__device__ constexpr int full_arrivals(int quarter) {
+  const bool copies =
+      kFormat == CacheFormat::bf16 || quarter == kFirstHigh || quarter == kSecondLow;
+  return DecodeShape::kProducerWarps + (copies ? DecodeShape::kProducerThreads : 0);
+}
+
+}  // namespace sparse_mla::sm90
+#endif

@@ -1,0 +1,181 @@
+// Operation `sparse_mqa` on compute capability 9.0, for few tokens and for fp8_ds_mla rows
+// (docs/kernels/sparse_mqa_decode_sm90.md). What its views do not allow is left to the portable
+// entry, many tokens over bf16 rows to the prefill entry.
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <numbers>
+#include <string>
+
+#include "kernels/common/ceil_div.h"
+#include "kernels/common/sparse_mqa_checks.h"
+#include "kernels/cuda/alignment.h"
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/sparse_mqa_portable.h"
+#include "kernels/sm90/entries.h"
+#include "kernels/sm90/hopper.h"
+#include "kernels/sm90/sparse_mqa_decode/sparse_mqa_decode.cuh"
+#include "kernels/sm90/tensor_map.h"
+
+namespace sparse_mla::sm90 {
+namespace {
+
+using Shape = DecodeShape;
+
+/// Items of bf16 rows above which the prefill kernel takes the call. Up to 512 this one was as fast
+/// or faster.
+constexpr std::int64_t kMostBf16Items = 512;
+
+/// Clusters of each size that the device holds at once: of `Shape::kMaxSplits` sizes from 1.
+using Residency = std::array<int, Shape::kMaxSplits>;
+
+/// CTAs per item: the number by which the last item is done first, in tenths of a microsecond.
+constexpr int choose_splits(std::int64_t items, std::int64_t topk, int num_heads,
+                            const Residency& residency) {
+  constexpr std::int64_t kPair = 37, kStart = 45, kJoin = 55, kJoinHeads = 45;
+  const std::int64_t blocks = ceil_div(std::max<std::int64_t>(topk, 1), Shape::kKeys);
+  int best = 1;
+  std::int64_t best_time = 0;
+  for (int splits = 1; splits <= Shape::kMaxSplits; ++splits) {
+    const int at_once = residency[static_cast<std::size_t>(splits - 1)];
+    if (at_once == 0) continue;
+    const std::int64_t pairs = ceil_div(ceil_div(blocks, splits), 2);
+    const std::int64_t join =
+        splits == 1 ? 0 : kJoin + kJoinHeads * std::min(num_heads, Shape::kHeads) / Shape::kHeads;
+    const std::int64_t time = ceil_div(items, at_once) * (pairs * kPair + join) + kStart;
+    if (best_time == 0 || time < best_time) {
+      best = splits;
+      best_time = time;
+    }
+  }
+  return best;
+}
+
+std::string why_not(const SparseMqaProblem& problem) {
+  if (problem.kv_lora_rank != Shape::kLatent || problem.qk_rope_head_dim != Shape::kRope)
+    return "made for rows of 512 + 64 elements";
+  if (problem.format == CacheFormat::fp8) return "reads bf16 and fp8_ds_mla rows";
+  constexpr int kDeclared = 7168;
+  static_assert(sizeof(DecodeArguments) < 4000);
+  return why_no_hopper(Shape::kSharedBytes + kDeclared);
+}
+
+/// Its own kernel needs none; those that it leaves calls to do.
+std::size_t workspace_bytes(const SparseMqaProblem& problem) {
+  if (problem.format != CacheFormat::bf16) return cuda::sparse_mqa_mma_bytes(problem);
+  return sparse_mqa_prefill_entry().workspace_bytes(problem);
+}
+
+/// False where the copy engine, the 16-byte copies or the 16-byte stores cannot serve the call's
+/// views, or where its scale is not positive (the maximum is taken before scaling).
+bool make_query_map(const SparseMqaCall& call, CUtensorMap& map) {
+  const View3<const bfloat16> heads_first = strided<const bfloat16, 3>(
+      call.q.data_handle(), {call.q.extent(1), call.q.extent(0), call.q.extent(2)},
+      {call.q.stride(1), call.q.stride(0), 1});
+  return call.softmax_scale > 0 && cuda::aligned_rows(call.out, 16) &&
+         cuda::aligned(call.cache.data, 16, {call.cache.row_stride, call.cache.block_stride}) &&
+         sm90::make_map(heads_first, Shape::kHeads, map);
+}
+
+/// A launch of clusters of `splits` CTAs; `attribute` has to outlive it.
+cudaLaunchConfig_t launch_of(int clusters, int splits, cudaLaunchAttribute& attribute,
+                             Stream stream) {
+  attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(splits), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = {static_cast<unsigned>(clusters * splits), 1, 1};
+  config.blockDim = {Shape::kThreads, 1, 1};
+  config.dynamicSmemBytes = Shape::kSharedBytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = splits > 1 ? 1 : 0;
+  return config;
+}
+
+template <CacheFormat kFormat>
+auto* prepared_kernel() {
+  const auto kernel = sparse_mqa_decode_kernel<kFormat>;
+  cuda::allow_shared(kernel, Shape::kSharedBytes);
+  cuda::check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                   cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+              "cudaFuncSetAttribute(NonPortableClusterSizeAllowed)");
+  return kernel;
+}
+
+/// Of the current device, asked of the driver once.
+const Residency& residency() {
+  static std::mutex mutex;
+  static std::map<int, Residency> known;  // by device
+  const cuda::Device& device = cuda::current_device();
+  const std::lock_guard lock(mutex);
+  const auto [found, is_new] = known.try_emplace(device.index);
+  if (!is_new) return found->second;
+  found->second[0] = device.num_sms;
+  const auto kernel = prepared_kernel<CacheFormat::fp8_ds_mla>();
+  for (int splits = 2; splits <= Shape::kMaxSplits; ++splits) {
+    cudaLaunchAttribute attribute;
+    const cudaLaunchConfig_t config = launch_of(device.num_sms, splits, attribute, nullptr);
+    int clusters = 0;
+    if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess) {
+      cudaGetLastError();  // the answer is that there are none
+      clusters = 0;
+    }
+    found->second[static_cast<std::size_t>(splits - 1)] = clusters;
+  }
+  return found->second;
+}
+
+template <CacheFormat kFormat>
+void launch(const CUtensorMap& q_map, DecodeArguments args, Stream stream) {
+  const auto kernel = prepared_kernel<kFormat>();
+  args.page = PageDivisor::of(static_cast<std::uint32_t>(args.call.cache.block_size));
+  args.clusters =
+      std::min(args.items, std::max(residency()[static_cast<std::size_t>(args.splits - 1)], 1));
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = launch_of(args.clusters, args.splits, attribute, stream);
+  cuda::check(cudaLaunchKernelEx(&config, kernel, q_map, args), "cudaLaunchKernelEx");
+}
+
+void run(const SparseMqaProblem& problem, const SparseMqaCall& call, std::span<std::byte> workspace,
+         Stream stream) {
+  check_shapes(problem, call);
+  const std::int64_t tokens = call.q.extent(0);
+  if (tokens == 0) return;
+  if (problem.format == CacheFormat::bf16 &&
+      tokens * ceil_div(problem.num_heads, Shape::kHeads) > kMostBf16Items) {
+    sparse_mqa_prefill_entry().run(problem, call, workspace, stream);
+    return;
+  }
+  DecodeArguments args{};
+  args.call = call;
+  args.num_heads = problem.num_heads;
+  args.head_tiles = static_cast<int>(ceil_div(problem.num_heads, Shape::kHeads));
+  args.items = static_cast<int>(tokens * args.head_tiles);
+  args.splits = choose_splits(args.items, call.slots.extent(1), problem.num_heads, residency());
+  args.logit_scale = static_cast<float>(double{call.softmax_scale} * std::numbers::log2e);
+  CUtensorMap q_map;
+  if (!make_query_map(call, q_map)) {
+    cuda::run_sparse_mqa_mma(problem, call, workspace, stream);
+    return;
+  }
+  if (problem.format == CacheFormat::bf16)
+    launch<CacheFormat::bf16>(q_map, args, stream);
+  else
+    launch<CacheFormat::fp8_ds_mla>(q_map, args, stream);
+}
+
+}  // namespace
+
+Entry<SparseMqaProblem, SparseMqaCall> sparse_mqa_decode_entry() {
+  return {"sm90_decode",
+          Backend::cuda,
+          "clusters share a token's keys, wgmma tiles of 64 heads",
+          why_not,
+          workspace_bytes,
+          run};
+}
+
+}  // namespace sparse_mla::sm90

@@ -1,0 +1,461 @@
+/// `sparse_mqa` on Hopper's warpgroup products for few tokens, and for fp8_ds_mla rows: an item
+/// (token × 64 heads) belongs to a cluster whose CTAs share its keys and join their parts through
+/// distributed shared memory. (Two key blocks in flight, one per warpgroup, and the sums split by
+/// value columns: FlashMLA's schedule.)
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include <cuda.h>
+
+#include "kernels/common/finished_row.h"
+#include "kernels/sm90/sparse_mqa_decode/rows.cuh"
+#include "kernels/sm90/sparse_mqa_decode/softmax.cuh"
+#include "kernels/sm90/sparse_mqa_decode/tile.cuh"
+
+namespace sparse_mla::sm90 {
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+constexpr float kDecodeLn2 = 0.693147180559945309f;
+
+__device__ inline void write_lse(const SparseMqaCall& call, int token, int head, float lse) {
+  const std::int64_t column = call.lse_tokens == nullptr ? token : call.lse_tokens[token];
+  if (column >= 0 && column < call.lse.extent(1)) call.lse(head, column) = lse;
+}
+
+/// What the cluster's parts count in the item's result, into `shared.share`; lse too. By 256
+/// threads, four to a row.
+__device__ __forceinline__ void weigh_parts(const DecodeArguments& args, DecodeShared& shared,
+                                            const DecodeAddresses& at, int thread, int item,
+                                            int rows) {
+  using Shape = DecodeShape;
+  constexpr int kLanes = 4, kEach = Shape::kMaxSplits / kLanes;
+  const int row = thread / kLanes, lane = thread % kLanes;
+  float reference[kEach], sum[kEach], top = -HUGE_VALF, total = 0;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int cta = kLanes * i + lane;
+    reference[i] = -HUGE_VALF;
+    sum[i] = 0;
+    if (cta >= args.splits || row >= rows) continue;
+    const auto load = [&](std::size_t offset) {
+      return __uint_as_float(ptx::load_cluster_4(
+          ptx::map_to_block(at.shared + static_cast<std::uint32_t>(offset) + 4 * row,
+                            static_cast<std::uint32_t>(cta))));
+    };
+    reference[i] = load(offsetof(DecodeShared, part_reference));
+    sum[i] = load(offsetof(DecodeShared, part_sum));
+  }
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) top = fmaxf(top, reference[i]);
+  top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+  top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    reference[i] = sum[i] == 0.0f ? 0.0f : ptx::ex2(reference[i] - top);
+    total = fmaf(sum[i], reference[i], total);
+  }
+  total += __shfl_xor_sync(~0u, total, 1);
+  total += __shfl_xor_sync(~0u, total, 2);
+  const int token = item / args.head_tiles;
+  const int head = item % args.head_tiles * Shape::kHeads + row;
+  if (row >= rows) return;
+  const bool empty = total == 0.0f;
+  const float lse = empty ? -HUGE_VALF : (top + log2f(total)) * kDecodeLn2;
+  float factor = empty ? 0.0f : 1.0f / total;
+  if (args.call.sink.data_handle() != nullptr) factor *= sink_factor(args.call.sink(head), lse);
+  if (ptx::cluster_rank() == 0 && lane == 0) write_lse(args.call, token, head, lse);
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) shared.share[kLanes * i + lane][row] = reference[i] * factor;
+}
+
+/// The CTA's share of the item's rows × 512 results from all parts of the cluster, in the order of
+/// its CTAs. By 256 threads, four columns at a time.
+__device__ __forceinline__ void join_parts(const DecodeArguments& args, const DecodeShared& shared,
+                                           const DecodeAddresses& at, int thread, int item,
+                                           int rows) {
+  using Shape = DecodeShape;
+  constexpr int kUnits = Shape::kLatent / 4;
+  const int units = rows * kUnits, first_head = item % args.head_tiles * Shape::kHeads;
+  const std::int64_t token = item / args.head_tiles;
+  const int rank = static_cast<int>(ptx::cluster_rank());
+  const int end = units * (rank + 1) / args.splits;
+  for (int unit = units * rank / args.splits + thread; unit < end; unit += 2 * 128) {
+    const int row = unit / kUnits, column = unit % kUnits * 4;
+    const std::uint32_t from = at.part(row) + 4 * column;
+    float4 sum{0, 0, 0, 0};
+    for (int first = 0; first < args.splits; first += 8) {
+      float share[8];
+      float4 part[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int cta = first + i;
+        share[i] = cta < args.splits ? shared.share[cta][row] : 0.0f;
+        part[i] = float4{0, 0, 0, 0};
+        if (share[i] != 0.0f)  // of no weight: it may have written nothing
+          part[i] = ptx::load_cluster_16(ptx::map_to_block(from, static_cast<std::uint32_t>(cta)));
+      }
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        sum.x = fmaf(share[i], part[i].x, sum.x);
+        sum.y = fmaf(share[i], part[i].y, sum.y);
+        sum.z = fmaf(share[i], part[i].z, sum.z);
+        sum.w = fmaf(share[i], part[i].w, sum.w);
+      }
+    }
+    *reinterpret_cast<uint2*>(address(args.call.out, token, first_head + row, column)) =
+        uint2{ptx::pack_bf16(sum.x, sum.y), ptx::pack_bf16(sum.z, sum.w)};
+  }
+}
+
+/// A consumer warpgroup.
+template <int kGroup>
+__device__ __forceinline__ void consume(const CUtensorMap& q_map, const DecodeArguments& args,
+                                        DecodeShared& shared, const DecodeAddresses& at) {
+  using Shape = DecodeShape;
+  constexpr int kOther = 1 - kGroup, kBoth = 2 * Shape::kGroupThreads;
+  constexpr int kOwnReady = kGroup == 0 ? kFirstWeights : kSecondWeights;
+  constexpr int kOtherReady = kGroup == 0 ? kSecondWeights : kFirstWeights;
+  const int thread = threadIdx.x % Shape::kGroupThreads;
+  const int lane = thread % 32, warp = thread / 32;
+  const int row = 16 * warp + lane / 4;  // and row + 8
+  const SparseMqaCall& call = args.call;
+  const float scale = args.logit_scale;
+  const bool whole = args.splits == 1;
+
+  const auto uniform = [](std::uint32_t x) { return __shfl_sync(~0u, x, 0); };
+  const std::uint32_t q = uniform(ptx::swizzled_operand(at.q()));
+  const std::uint32_t k = uniform(ptx::swizzled_operand(at.keys(kGroup)));
+  // The group's half of the value columns, of its own block and of the other.
+  const auto values_of = [&](int block) {
+    return uniform(ptx::swizzled_operand(
+        at.keys(block) + kGroup * Shape::kHalfSlabs * Shape::kSlabBytes, Shape::kSlabBytes));
+  };
+  const std::uint32_t own_values = values_of(kGroup), other_values = values_of(kOther);
+  const std::uint32_t other_weights = uniform(ptx::swizzled_operand(at.weights(kOther)));
+  // Of stmatrix: lane l names row l % 16 of the warp's, chunk l / 16 of a step's two.
+  const std::uint32_t own_weights = at.weights(kGroup) + (16 * warp + lane % 16) * 128;
+  const auto arrive = [&](std::uint32_t mbarrier) {
+    __syncwarp();
+    if (lane == 0) ptx::block_mbarrier_arrive(mbarrier);
+  };
+  const auto load_q = [&](int item) {
+    if (item >= args.items) return;
+    ptx::block_mbarrier_arrive_expecting(at.full_q(), Shape::kTileBytes);
+    const int token = item / args.head_tiles, tile = item % args.head_tiles;
+#pragma unroll
+    for (int slab = 0; slab < Shape::kSlabs; ++slab)
+      ptx::copy_box_3d(at.q() + slab * Shape::kSlabBytes, &q_map, at.full_q(), 64 * slab, token,
+                       tile * Shape::kHeads);
+  };
+  if (kGroup == 1 && thread == 0) load_q(first_item(args));
+  if (!whole) ptx::cluster_wait();  // the other CTAs' barriers are there
+
+  float out[2][64], score[32];  // of 128 columns each: a product of 256 would not compile
+
+  std::uint32_t weights[16];
+  std::uint32_t use = 0;  // of every quarter
+  int next_count = slots_of(args, first_item(args));
+  std::uint32_t item_use = 0;
+  for (int item = first_item(args); item < args.items; item += args.clusters, ++item_use) {
+    const int pairs = Share(next_count, args.splits).pairs;
+    next_count = slots_of(args, item + args.clusters);
+    RowState rows = {{-HUGE_VALF, -HUGE_VALF}, {0, 0}};
+    float factor[2];
+#pragma unroll
+    for (int i = 0; i < 128; ++i) out[i / 64][i % 64] = 0;
+
+    const auto scores_of = [&](auto first, int slab) {
+#pragma unroll
+      for (int s = 0; s < 4; ++s) {
+        const int bytes = slab * Shape::kSlabBytes + s * 32;
+        if (decltype(first)::value && s == 0)
+          ptx::wgmma_m64n64k16<false>(score, ptx::advance(q, bytes), ptx::advance(k, bytes));
+        else
+          ptx::wgmma_m64n64k16<true>(score, ptx::advance(q, bytes), ptx::advance(k, bytes));
+      }
+    };
+    // Of four slabs with the first of the product, and of four with the rope part.
+    const auto start_first_scores = [&](int slab) {
+      scores_of(std::true_type{}, slab);
+#pragma unroll
+      for (int i = 1; i < Shape::kHalfSlabs; ++i) scores_of(std::false_type{}, slab + i);
+      ptx::wgmma_commit();
+    };
+    const auto start_last_scores = [&](int slab) {
+#pragma unroll
+      for (int i = 0; i < Shape::kHalfSlabs; ++i) scores_of(std::false_type{}, slab + i);
+      scores_of(std::false_type{}, Shape::kRopeSlab);
+      ptx::wgmma_commit();
+    };
+    // O += P · V of the own block, then of the other's.
+    const auto start_own = [&] {
+      ptx::pin(out[0]);
+      ptx::pin(out[1]);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int s = 0; s < 4; ++s) {
+        const std::uint32_t a[4] = {weights[4 * s], weights[4 * s + 1], weights[4 * s + 2],
+                                    weights[4 * s + 3]};
+#pragma unroll
+        for (int c = 0; c < 2; ++c)
+          ptx::wgmma_m64n128k16<true, true>(
+              out[c], a[0], a[1], a[2], a[3],
+              ptx::advance(own_values, s * 16 * 128 + c * 2 * Shape::kSlabBytes));
+      }
+      ptx::wgmma_commit();
+    };
+    const auto start_other = [&] {
+      ptx::pin(out[0]);
+      ptx::pin(out[1]);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int s = 0; s < 4; ++s)
+#pragma unroll
+        for (int c = 0; c < 2; ++c)
+          ptx::wgmma_m64n128k16_n_major(
+              out[c], ptx::advance(other_weights, s * 32),
+              ptx::advance(other_values, s * 16 * 128 + c * 2 * Shape::kSlabBytes));
+      ptx::wgmma_commit();
+    };
+    // The other group's weights are there: take over its reference.
+    const auto take_reference = [&] {
+      ptx::named_barrier(kOtherReady, kBoth);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float now = shared.reference[kOther][row + 8 * h];
+        factor[h] = rescaling(rows.reference[h], now);
+        rows.reference[h] = now;
+        rows.sum[h] *= factor[h];
+      }
+    };
+    const auto weigh_block = [&] {
+      const auto* valid = reinterpret_cast<const volatile std::uint32_t*>(shared.valid[kGroup]);
+      weigh(score, make_uint2(valid[0], valid[1]), scale, rows, factor, weights);
+    };
+    const auto publish_weights = [&] {
+      ptx::block_mbarrier_wait(at.scored(kGroup), use % 2);
+#pragma unroll
+      for (int s = 0; s < 4; ++s) {
+        const std::uint32_t a[4] = {weights[4 * s], weights[4 * s + 1], weights[4 * s + 2],
+                                    weights[4 * s + 3]};
+        ptx::stmatrix_x4(own_weights + (((2 * s + lane / 16) ^ lane % 8) << 4), a);
+      }
+      if (lane % 4 == 0) {
+        shared.reference[kGroup][row] = rows.reference[0];
+        shared.reference[kGroup][row + 8] = rows.reference[1];
+      }
+      ptx::fence_shared_to_async();
+      ptx::named_barrier_arrive(kOwnReady, kBoth);
+    };
+    const auto wait_full = [&](int quarter) {
+      ptx::block_mbarrier_wait(at.full(quarter), use % 2);
+      ptx::fence_shared_to_async();
+    };
+    // A shared item's last pair stays locked: the part takes its place.
+    const auto release = [&](int quarter, int pair) {
+      if (whole || pair < pairs - 1) arrive(at.empty(quarter));
+    };
+
+    ptx::block_mbarrier_wait(at.full_q(), item_use % 2);
+    if (pairs == 0) ptx::named_barrier(kBothGroups, kBoth);
+    for (int pair = 0; pair < pairs; ++pair, ++use) {
+      if constexpr (kGroup == 0) {
+        wait_full(kFirstLow);
+        ptx::pin(score);
+        ptx::wgmma_fence();
+        start_first_scores(0);
+        wait_full(kFirstHigh);
+        ptx::wgmma_fence();
+        start_last_scores(Shape::kHalfSlabs);
+        ptx::wgmma_wait<0>();
+        ptx::pin(score);
+        arrive(at.scored(0));
+        weigh_block();
+        publish_weights();
+        rescale(out[0], out[1], factor);
+        start_own();
+        ptx::wgmma_wait<0>();
+        ptx::pin(out[0]);
+        ptx::pin(out[1]);
+        release(kFirstLow, pair);
+        take_reference();
+        rescale(out[0], out[1], factor);
+        start_other();
+        ptx::wgmma_wait<0>();
+        ptx::pin(out[0]);
+        ptx::pin(out[1]);
+        release(kSecondLow, pair);
+      } else {
+        wait_full(kSecondHigh);
+        ptx::pin(score);
+        ptx::wgmma_fence();
+        start_first_scores(Shape::kHalfSlabs);
+        wait_full(kSecondLow);
+        ptx::wgmma_fence();
+        start_last_scores(0);
+        take_reference();
+        rescale(out[0], out[1], factor);
+        start_other();  // while the scores become weights
+        ptx::wgmma_wait<1>();
+        ptx::pin(score);
+        arrive(at.scored(1));
+        if (pair == pairs - 1) {  // group 0 is done with the queries since its weights are there
+          ptx::named_barrier(kSecondGroup, Shape::kGroupThreads);
+          if (thread == 0) load_q(item + args.clusters);
+        }
+        weigh_block();
+        publish_weights();
+        ptx::wgmma_wait<0>();
+        ptx::pin(out[0]);
+        ptx::pin(out[1]);
+        release(kFirstHigh, pair);
+        rescale(out[0], out[1], factor);
+        start_own();
+        ptx::wgmma_wait<0>();
+        ptx::pin(out[0]);
+        ptx::pin(out[1]);
+        release(kSecondHigh, pair);
+      }
+    }
+    if (kGroup == 1 && pairs == 0 && thread == 0) load_q(item + args.clusters);
+
+    float total[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float sum = rows.sum[h];
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      if (lane % 4 == 0) shared.sum[kGroup][row + 8 * h] = sum;
+      total[h] = sum;
+    }
+    if (pairs > 0) {
+      ptx::named_barrier(kBothGroups, kBoth);
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        total[h] = shared.sum[0][row + 8 * h] + shared.sum[1][row + 8 * h];
+    }
+    const int token = item / args.head_tiles, tile_head = item % args.head_tiles * Shape::kHeads;
+    if (!whole) {
+      const int item_rows = min(Shape::kHeads, args.num_heads - tile_head);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int at_row = row + 8 * h;
+        if (kGroup == 0 && lane % 4 == 0) {
+          shared.part_reference[at_row] = rows.reference[h];
+          shared.part_sum[at_row] = total[h];
+        }
+        if (pairs == 0 || at_row >= item_rows) continue;  // of no weight; no head
+        const std::uint32_t to =
+            at.part(at_row) + (kGroup * Shape::kHalfColumns + 2 * (lane % 4)) * 4;
+#pragma unroll
+        for (int n = 0; n < Shape::kHalfColumns / 8; ++n)
+          ptx::store_shared_8(to + 32 * n, out[n / 16][n % 16 * 4 + 2 * h],
+                              out[n / 16][n % 16 * 4 + 2 * h + 1]);
+      }
+      const auto of_cta = [&](std::uint32_t mbarrier) {
+        return ptx::map_to_block(mbarrier, static_cast<std::uint32_t>(lane));
+      };
+      const int both_thread = kGroup * Shape::kGroupThreads + thread;
+      __syncwarp();
+      if (lane < args.splits) ptx::mbarrier_arrive_in_cluster(of_cta(at.parts_ready()));
+      ptx::mbarrier_wait(&shared.parts_ready, item_use % 2);
+      weigh_parts(args, shared, at, both_thread, item, item_rows);
+      ptx::named_barrier(kBothGroups, kBoth);
+      join_parts(args, shared, at, both_thread, item, item_rows);
+      __syncwarp();
+      if (lane < args.splits) ptx::mbarrier_arrive_in_cluster_relaxed(of_cta(at.parts_read()));
+      ptx::mbarrier_wait(&shared.parts_read, item_use % 2);
+      if (pairs > 0) {
+        arrive(at.empty(kGroup == 0 ? kFirstLow : kFirstHigh));
+        arrive(at.empty(kGroup == 0 ? kSecondLow : kSecondHigh));
+      }
+      continue;
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int head = tile_head + row + 8 * h;
+      const bool writes = head < args.num_heads, empty = total[h] == 0.0f;
+      const float lse = empty ? -HUGE_VALF : (rows.reference[h] + log2f(total[h])) * kDecodeLn2;
+      float share = empty ? 0.0f : 1.0f / total[h];
+      if (writes && call.sink.data_handle() != nullptr) share *= sink_factor(call.sink(head), lse);
+      if (kGroup == 0 && writes && lane % 4 == 0) write_lse(call, token, head, lse);
+      auto* to = reinterpret_cast<uint4*>(
+          address(call.out, token, writes ? head : 0, kGroup * Shape::kHalfColumns));
+#pragma unroll
+      for (int m = 0; m < Shape::kHalfColumns / 32; ++m) {
+        std::uint32_t packed[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int n = 4 * m + j, i = n % 16 * 4 + 2 * h;
+          packed[j] =
+              empty ? 0u : ptx::pack_bf16(out[n / 16][i] * share, out[n / 16][i + 1] * share);
+        }
+        transpose_quad(packed);
+        if (writes)
+          __stcs(to + 4 * m + lane % 4, make_uint4(packed[0], packed[1], packed[2], packed[3]));
+      }
+    }
+  }
+}
+
+#endif
+
+/// The tile product of one work item, per pair of blocks of 64 keys:
+///   S[64, 64] = Q[64, 576] · K[64, 576]ᵀ of block g by warpgroup g, both from shared memory
+///   online softmax in base 2, fp32, a quad of lanes per row; block 1 goes on where block 0 is
+///   O[64, 256g … 256g+255] += P[64, 64] · K[64, the same columns] of both blocks by warpgroup g:
+///     its own block's P from registers, the other's from shared memory
+/// One CTA per SM: two warpgroups that gather (and dequantise), two that compute. Keys are filled
+/// and freed by quarters of a pair. A cluster takes an item, its CTAs even shares of the item's
+/// blocks; a CTA then puts its sums where its keys were, and each joins a share of the results from
+/// all of them. Clusters stay and take items number c, c + clusters, …; of clusters of one CTA the
+/// next item's keys and queries come in during the last products and the epilogue of the one
+/// before.
+template <CacheFormat kFormat>
+__global__ void __launch_bounds__(DecodeShape::kThreads, 1)
+    sparse_mqa_decode_kernel(const __grid_constant__ CUtensorMap q_map,
+                             const __grid_constant__ DecodeArguments args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  using Shape = DecodeShape;
+  extern __shared__ std::byte decode_tiles[];
+  __shared__ DecodeShared shared;
+  const DecodeAddresses at{(ptx::shared_address(decode_tiles) + Shape::kAlignment - 1) /
+                               Shape::kAlignment * Shape::kAlignment,
+                           ptx::shared_address(&shared)};
+  if (threadIdx.x == 0) {
+    constexpr int kWarps = Shape::kGroupThreads / 32;
+    ptx::mbarrier_init(&shared.full_q, 1);
+#pragma unroll
+    for (int quarter = 0; quarter < kQuarters; ++quarter) {
+      ptx::mbarrier_init(&shared.full[quarter], full_arrivals<kFormat>(quarter));
+      ptx::mbarrier_init(&shared.empty[quarter], kWarps);
+    }
+    ptx::mbarrier_init(&shared.scored[0], kWarps);
+    ptx::mbarrier_init(&shared.scored[1], kWarps);
+    const auto everyone = static_cast<std::uint32_t>(2 * kWarps * args.splits);
+    ptx::mbarrier_init(&shared.parts_ready, everyone);
+    ptx::mbarrier_init(&shared.parts_read, everyone);
+    ptx::mbarrier_init_fence();
+  }
+  __syncthreads();
+  if (args.splits > 1) ptx::cluster_arrive_relaxed();
+  // From one lane, so that the compiler takes what follows from it as uniform.
+  const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / Shape::kGroupThreads, 0);
+  if (group < 2) {
+    ptx::release_registers<Shape::kProducerRegisters>();
+    produce<kFormat>(args, shared, at);
+  } else {
+    ptx::claim_registers<Shape::kConsumerRegisters>();
+    if (group == 2)
+      consume<0>(q_map, args, shared, at);
+    else
+      consume<1>(q_map, args, shared, at);
+  }
+#endif
+}
+
+}  // namespace sparse_mla::sm90

@@ -1,0 +1,171 @@
+/// The tile of `sparse_mqa` decode on Hopper: its shape, shared memory and barriers, and which
+/// blocks of keys a CTA takes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/sm90/wgmma.cuh"
+#include "sparse_mla/attention.h"
+#include "sparse_mla/host_device.h"
+
+namespace sparse_mla::sm90 {
+
+/// DeepSeek's row and the tile that follows from it.
+struct DecodeShape {
+  static constexpr int kLatent = 512, kRope = 64, kWidth = kLatent + kRope;
+  /// Rows of one wgmma. The sums of 64 heads × 512 columns fill half of the register file.
+  static constexpr int kHeads = 64;
+  /// Keys of a block. Two blocks and the queries are all that shared memory holds.
+  static constexpr int kKeys = 64, kPairKeys = 2 * kKeys;
+  // Shared memory: slabs of 64 columns, 64 rows of 128 bytes each, swizzled.
+  static constexpr int kSlabs = kWidth / 64, kSlabBytes = 64 * 128;
+  static constexpr int kTileBytes = kSlabs * kSlabBytes;  // of the queries, of a block of keys
+  /// Slabs of a warpgroup's half of the value columns; slab of the rope part.
+  static constexpr int kHalfSlabs = kLatent / 64 / 2, kRopeSlab = kLatent / 64;
+  static constexpr int kHalfColumns = kLatent / 2;
+  static constexpr int kGroupThreads = 128;
+  /// Two warpgroups that gather (a row of e4m3 costs as many instructions as two warpgroups have to
+  /// spare) and two that compute.
+  static constexpr int kProducerThreads = 2 * kGroupThreads, kThreads = 4 * kGroupThreads;
+  static constexpr int kProducerWarps = kProducerThreads / 32;
+  /// Registers per thread: 64 · 256 + 192 · 256 = 65,536, all that there are.
+  static constexpr int kProducerRegisters = 64, kConsumerRegisters = 192;
+  /// A slab starts at a multiple of the swizzle's 1,024 bytes; so much may be lost before the
+  /// first.
+  static constexpr int kAlignment = 1024;
+  static constexpr int kSharedBytes = 3 * kTileBytes + kAlignment;
+  /// CTAs of a cluster, which share a token's keys.
+  static constexpr int kMaxSplits = 16;
+  /// A row of sums, fp32, where the keys were: padded so that eight rows touch each bank once.
+  static constexpr int kPartRowBytes = kLatent * 4 + 32;
+  static_assert(kHeads * kPartRowBytes <= 2 * kTileBytes);
+};
+
+/// slot / page for 0 ≤ slot < 2^31 by a product: with 2^(l−1) < page ≤ 2^l, the multiplier is
+/// ⌊2^(31+l) / page⌋ + 1, too large by a part of at most 2^−31 · page / 2^l.
+struct PageDivisor {
+  std::uint32_t page, multiplier;  ///< rows of a page
+  int shift;                       ///< l − 1; −1: a page is a row
+
+  static PageDivisor of(std::uint32_t page) {
+    int l = 0;
+    while ((std::uint64_t{1} << l) < page) ++l;
+    return {page, static_cast<std::uint32_t>((std::uint64_t{1} << (31 + l)) / page + 1), l - 1};
+  }
+  SPARSE_MLA_HOST_DEVICE std::uint32_t quotient(std::uint32_t slot) const {
+    if (shift < 0) return slot;
+    return static_cast<std::uint32_t>(std::uint64_t{slot} * multiplier >> 32) >> shift;
+  }
+};
+
+struct DecodeArguments {
+  SparseMqaCall call;
+  PageDivisor page;
+  int num_heads, head_tiles;  ///< tiles of 64 heads
+  int items;                  ///< tokens · head_tiles
+  int splits, clusters;       ///< CTAs of an item = of a cluster; clusters of the grid
+  float logit_scale;          ///< softmax scale · log2(e)
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/// Quarters of a pair of key blocks, filled in this order and freed as soon as the warpgroup that
+/// uses them last is done. Group 0 computes the scores of block 0 and sums columns 0 … 255 of both
+/// blocks, group 1 the scores of block 1 and columns 256 … 511.
+enum DecodeQuarter : int {
+  kFirstLow,    ///< block 0, columns 0 … 255: last used by group 0
+  kFirstHigh,   ///< block 0, columns 256 … 511, and rope, later its weights: by group 1
+  kSecondHigh,  ///< block 1, columns 256 … 511: by group 1
+  kSecondLow,   ///< block 1, columns 0 … 255, and rope, later its weights: by group 0
+  kQuarters
+};
+
+/// Everything in shared memory but the tiles.
+struct DecodeShared {
+  std::uint64_t full_q;
+  std::uint64_t full[kQuarters], empty[kQuarters];
+  std::uint64_t scored[2];  ///< every warp of the group has its scores: the rope slab may change
+  /// All CTAs of the cluster have their parts ready; have read everyone's.
+  std::uint64_t parts_ready, parts_read;
+  alignas(8) std::uint8_t valid[2][8];  ///< [block][64 keys], bits
+  /// What the exponents of the weights are relative to after a block; sums of weights. [group][row]
+  float reference[2][DecodeShape::kHeads], sum[2][DecodeShape::kHeads];
+  /// The CTA's part of an item: what it is relative to (base 2), sum of weights. [row]
+  float part_reference[DecodeShape::kHeads], part_sum[DecodeShape::kHeads];
+  /// Factor of each CTA's part in the result. [CTA][row]
+  float share[DecodeShape::kMaxSplits][DecodeShape::kHeads];
+};
+
+/// Named barriers, 256 threads but the third.
+enum DecodeBarrier : int { kFirstWeights = 1, kSecondWeights, kSecondGroup, kBothGroups };
+
+/// Where it lies: shared-memory addresses.
+struct DecodeAddresses {
+  std::uint32_t tiles, shared;
+
+  __device__ std::uint32_t q() const { return tiles; }
+  __device__ std::uint32_t keys(int block) const {
+    return tiles + (1 + block) * DecodeShape::kTileBytes;
+  }
+  /// Weights take the place of the rope part.
+  __device__ std::uint32_t weights(int block) const {
+    return keys(block) + DecodeShape::kRopeSlab * DecodeShape::kSlabBytes;
+  }
+  /// A row of the CTA's sums takes the place of keys when all of them are done with.
+  __device__ std::uint32_t part(int row) const {
+    return keys(0) + row * DecodeShape::kPartRowBytes;
+  }
+  __device__ std::uint32_t full_q() const { return shared + offsetof(DecodeShared, full_q); }
+  __device__ std::uint32_t full(int quarter) const {
+    return shared + offsetof(DecodeShared, full) + 8 * quarter;
+  }
+  __device__ std::uint32_t empty(int quarter) const {
+    return shared + offsetof(DecodeShared, empty) + 8 * quarter;
+  }
+  __device__ std::uint32_t scored(int group) const {
+    return shared + offsetof(DecodeShared, scored) + 8 * group;
+  }
+  __device__ std::uint32_t parts_ready() const {
+    return shared + offsetof(DecodeShared, parts_ready);
+  }
+  __device__ std::uint32_t parts_read() const {
+    return shared + offsetof(DecodeShared, parts_read);
+  }
+};
+
+/// Slots of an item's token that are looked at; 0 past the last item.
+__device__ inline int slots_of(const DecodeArguments& args, int item) {
+  if (item >= args.items) return 0;
+  const int all = static_cast<int>(args.call.slots.extent(1));
+  if (args.call.counts == nullptr) return all;
+  return max(
+      0,
+      min(all,
+          args.call.counts[static_cast<unsigned>(item) / static_cast<unsigned>(args.head_tiles)]));
+}
+
+/// The item that the CTA's cluster begins with; it goes on by the number of clusters.
+__device__ inline int first_item(const DecodeArguments& args) {
+  return static_cast<int>(blockIdx.x / static_cast<unsigned>(args.splits));
+}
+
+/// A CTA's share of an item's slots: whole blocks of keys, as even as they come.
+struct Share {
+  int begin, end, pairs;  ///< slots [begin, end), in so many pairs of blocks
+
+  __device__ Share(int count, int splits) {
+    constexpr int kKeys = DecodeShape::kKeys;
+    const int blocks = (count + kKeys - 1) / kKeys, rank = static_cast<int>(ptx::cluster_rank());
+    const auto before = [&](int r) {
+      return static_cast<int>(static_cast<unsigned>(blocks * r) / static_cast<unsigned>(splits));
+    };
+    begin = before(rank) * kKeys;
+    end = min(count, before(rank + 1) * kKeys);
+    pairs = (max(end - begin, 0) + DecodeShape::kPairKeys - 1) / DecodeShape::kPairKeys;
+  }
+};
+
+#endif
+
+}  // namespace sparse_mla::sm90
