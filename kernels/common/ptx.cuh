@@ -280,11 +280,6 @@ __device__ inline void mbarrier_arrive_in_cluster(std::uint32_t mbarrier) {
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(mbarrier)
                : "memory");
 }
-/// The same, which orders nothing: for a thread that has had what it loaded before.
-__device__ inline void mbarrier_arrive_in_cluster_relaxed(std::uint32_t mbarrier) {
-  asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(mbarrier)
-               : "memory");
-}
 /// Waits for the end of the phase of that parity (0 first); what other blocks stored is seen.
 __device__ inline void mbarrier_wait(std::uint64_t* mbarrier, std::uint32_t parity) {
   asm volatile(

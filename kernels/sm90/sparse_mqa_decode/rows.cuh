@@ -12,33 +12,29 @@ namespace sparse_mla::sm90 {
 
 /// The producers' walk over the pairs of blocks of all of the CTA's items.
 struct DecodeWalk {
-  int item, pair = 0, pairs = 0, begin = 0, end = 0, next_count;
+  int item, position = 0, end = 0;  ///< first slot of the pair; end of the CTA's share
 
   __device__ explicit DecodeWalk(const DecodeArguments& args)
-      : item(first_item(args) - args.clusters), next_count(slots_of(args, first_item(args))) {
+      : item(first_item(args) - args.clusters) {
     next(args);
   }
   __device__ void next(const DecodeArguments& args) {
-    ++pair;
-    while (pair >= pairs) {
+    position += DecodeShape::kPairKeys;
+    while (position >= end) {
       item += args.clusters;
       if (item >= args.items) return;
-      const Share share(next_count, args.splits);
-      pair = 0;
-      begin = share.begin;
+      const Share share(slots_of(args, item), args.splits);
+      position = share.begin;
       end = share.end;
-      pairs = share.pairs;
-      next_count = slots_of(args, item + args.clusters);
     }
   }
   __device__ bool done(const DecodeArguments& args) const { return item >= args.items; }
   /// The slot of the pair's key number `key`; −1 = do not read.
   __device__ std::int32_t slot(const DecodeArguments& args, int key) const {
-    if (done(args)) return -1;
-    const int at = begin + pair * DecodeShape::kPairKeys + key;
+    if (done(args) || position + key >= end) return -1;
     const int token =
         static_cast<int>(static_cast<unsigned>(item) / static_cast<unsigned>(args.head_tiles));
-    return at < end ? args.call.slots(token, at) : -1;
+    return args.call.slots(token, position + key);
   }
 };
 
@@ -120,16 +116,15 @@ __device__ __forceinline__ void produce(const DecodeArguments& args, DecodeShare
   if constexpr (kQuantised) {
     constexpr int kRopeOffset = cuda::ds_mla_rope_offset(Shape::kLatent);
     const std::uint32_t target = at.keys(0) + row * 128 + ((2 * piece ^ row % 8) << 4);
-    // The lane's codes of a half row, 16 of each slab, and the half's two scales: loaded together,
-    // because a wait for one load is a wait for all that share its scoreboard.
-    uint4 codes[2][Shape::kHalfSlabs];
-    float2 scales[2];
-    const auto load_half = [&](int buffer, int block, int half) {
-      const bool valid = from[block] != nullptr;
-#pragma unroll
-      for (int s = 0; s < Shape::kHalfSlabs; ++s)
-        codes[buffer][s] = ptx::load_16_or_0(from[block] + 256 * half + 64 * s + 16 * piece, valid);
-      scales[buffer] = ptx::load_8_or_0(from[block] + Shape::kLatent + 8 * half, valid);
+    // Of a half row, 16 of each slab; the half's two scales.
+    uint4 codes[Shape::kHalfSlabs];
+    float2 scales{};
+    const auto load_slab = [&](int block, int half, int slab) {
+      codes[slab] = ptx::load_16_or_0(from[block] + 256 * half + 64 * slab + 16 * piece,
+                                      from[block] != nullptr);
+    };
+    const auto load_scales = [&](int block, int half) {
+      return ptx::load_8_or_0(from[block] + Shape::kLatent + 8 * half, from[block] != nullptr);
     };
     const auto copy_rope = [&](int block) {
       const bool valid = from[block] != nullptr;
@@ -139,15 +134,16 @@ __device__ __forceinline__ void produce(const DecodeArguments& args, DecodeShare
       ptx::cp_async_16(to, rope, valid);
       ptx::cp_async_16(to ^ 16, rope + 16, valid);
     };
-    // Converts a half row. Its registers then take the half row after the next, which is the other
-    // half of the other block (or of the next pair's).
-    const auto convert = [&](int buffer, int block, int half) {
+    // Converts a half row; each slab's registers take the same slab of the half row after.
+    const auto convert = [&](int block, int half, int next_block, int next_half) {
 #pragma unroll
-      for (int s = 0; s < Shape::kHalfSlabs; ++s)
+      for (int s = 0; s < Shape::kHalfSlabs; ++s) {
         store_slab(
             target + block * Shape::kTileBytes + (half * Shape::kHalfSlabs + s) * Shape::kSlabBytes,
-            codes[buffer][s], s < 2 ? scales[buffer].x : scales[buffer].y);
-      load_half(buffer, 1 - block, 1 - half);
+            codes[s], s < 2 ? scales.x : scales.y);
+        load_slab(next_block, next_half, s);
+      }
+      scales = load_scales(next_block, next_half);
     };
     // A row's lines into L2: four lanes, 128 bytes apart, and the last two.
     const auto prefetch = [&](const std::byte* begin) {
@@ -156,19 +152,20 @@ __device__ __forceinline__ void produce(const DecodeArguments& args, DecodeShare
       ptx::prefetch_l2(begin + 128 * piece);
       if (piece < 2) ptx::prefetch_l2(begin + (piece == 0 ? 512 : kLast));
     };
-    load_half(0, 0, 0);
-    load_half(1, 0, 1);
+#pragma unroll
+    for (int s = 0; s < Shape::kHalfSlabs; ++s) load_slab(0, 0, s);
+    scales = load_scales(0, 0);
     prefetch(from[0]);
     prefetch(from[1]);
     for (; live; ++use) {
       begin_quarter(kFirstLow);
       write_valid(0);
-      convert(0, 0, 0);
+      convert(0, 0, 0, 1);
       finish(kFirstLow, false);
 
       begin_quarter(kFirstHigh);
       copy_rope(0);
-      convert(1, 0, 1);
+      convert(0, 1, 1, 1);
       finish(kFirstHigh, true);
 
       from[0] = row_of_slot(args, slot[0]);
@@ -180,12 +177,12 @@ __device__ __forceinline__ void produce(const DecodeArguments& args, DecodeShare
       load_slots();
       begin_quarter(kSecondHigh);
       write_valid(1);
-      convert(0, 1, 1);
+      convert(1, 1, 1, 0);
       finish(kSecondHigh, false);
 
       begin_quarter(kSecondLow);
       copy_rope(1);
-      convert(1, 1, 0);
+      convert(1, 0, 0, 0);
       finish(kSecondLow, true);
       from[1] = row_of_slot(args, second);
     }

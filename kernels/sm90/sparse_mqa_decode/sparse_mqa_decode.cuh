@@ -356,18 +356,20 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const DecodeAr
           ptx::store_shared_8(to + 32 * n, out[n / 16][n % 16 * 4 + 2 * h],
                               out[n / 16][n % 16 * 4 + 2 * h + 1]);
       }
-      const auto of_cta = [&](std::uint32_t mbarrier) {
-        return ptx::map_to_block(mbarrier, static_cast<std::uint32_t>(lane));
-      };
       const int both_thread = kGroup * Shape::kGroupThreads + thread;
-      __syncwarp();
-      if (lane < args.splits) ptx::mbarrier_arrive_in_cluster(of_cta(at.parts_ready()));
+      // What both groups did comes before what any CTA does behind its wait.
+      const auto arrive_everywhere = [&](std::uint32_t mbarrier) {
+        ptx::named_barrier(kBothGroups, kBoth);
+        if (both_thread < args.splits)
+          ptx::mbarrier_arrive_in_cluster(
+              ptx::map_to_block(mbarrier, static_cast<std::uint32_t>(both_thread)));
+      };
+      arrive_everywhere(at.parts_ready());
       ptx::mbarrier_wait(&shared.parts_ready, item_use % 2);
       weigh_parts(args, shared, at, both_thread, item, item_rows);
       ptx::named_barrier(kBothGroups, kBoth);
       join_parts(args, shared, at, both_thread, item, item_rows);
-      __syncwarp();
-      if (lane < args.splits) ptx::mbarrier_arrive_in_cluster_relaxed(of_cta(at.parts_read()));
+      arrive_everywhere(at.parts_read());
       ptx::mbarrier_wait(&shared.parts_read, item_use % 2);
       if (pairs > 0) {
         arrive(at.empty(kGroup == 0 ? kFirstLow : kFirstHigh));
@@ -436,9 +438,8 @@ __global__ void __launch_bounds__(DecodeShape::kThreads, 1)
     }
     ptx::mbarrier_init(&shared.scored[0], kWarps);
     ptx::mbarrier_init(&shared.scored[1], kWarps);
-    const auto everyone = static_cast<std::uint32_t>(2 * kWarps * args.splits);
-    ptx::mbarrier_init(&shared.parts_ready, everyone);
-    ptx::mbarrier_init(&shared.parts_read, everyone);
+    ptx::mbarrier_init(&shared.parts_ready, static_cast<std::uint32_t>(args.splits));
+    ptx::mbarrier_init(&shared.parts_read, static_cast<std::uint32_t>(args.splits));
     ptx::mbarrier_init_fence();
   }
   __syncthreads();
