@@ -87,7 +87,7 @@ class Readme(unittest.TestCase):
         ratio = lambda a, b: f"{ms(a):.2f} ms / {ms(b):.2f} ms, {ms(b) / ms(a):.1f}×"
         topk = lambda name: f"{runs['topk/auto/' + name]['median_us']:.1f} µs"
         rows = "4096x131072/k2048/normal"
-        worst, mqa = "worst_case/", "sparse_mqa/cuda_mma/prefill/"
+        worst, mqa = "worst_case/", "sparse_mqa/sm90_wgmma/prefill/"
         expected = [
             ratio(worst + "masked/packed", worst + "masked/equal_split"),
             ratio(worst + "dense/packed", worst + "dense/equal_split"),
