@@ -12,12 +12,23 @@
 
 #include "kernels/common/finished_row.h"
 #include "kernels/sm90/sparse_mqa_decode/rows.cuh"
-#include "kernels/sm90/sparse_mqa_decode/softmax.cuh"
 #include "kernels/sm90/sparse_mqa_decode/tile.cuh"
+#include "kernels/sm90/sparse_mqa_softmax.cuh"
 
 namespace sparse_mla::sm90 {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/// Sums · factor, of the rows that a thread has.
+__device__ __forceinline__ void rescale(float (&low)[64], float (&high)[64],
+                                        const float (&factor)[2]) {
+  if (!__any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f)) return;
+#pragma unroll
+  for (int i = 0; i < 64; ++i) {
+    low[i] *= factor[i / 2 % 2];
+    high[i] *= factor[i / 2 % 2];
+  }
+}
 
 constexpr float kDecodeLn2 = 0.693147180559945309f;
 

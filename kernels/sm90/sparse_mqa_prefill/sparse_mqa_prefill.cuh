@@ -13,6 +13,7 @@
 #include "kernels/common/finished_row.h"
 #include "kernels/sm90/sparse_mqa_prefill/prefill_rows.cuh"
 #include "kernels/sm90/sparse_mqa_prefill/prefill_tile.cuh"
+#include "kernels/sm90/sparse_mqa_softmax.cuh"
 #include "kernels/sm90/wgmma.cuh"
 #include "sparse_mla/attention.h"
 
@@ -20,78 +21,11 @@ namespace sparse_mla::sm90 {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/// Rows g and g + 8 of a warp's sixteen, of which a thread has every fourth pair of columns.
-struct RowState {
-  /// Base-2 logarithm that the weights are relative to: a maximum so far, −inf before the first
-  /// key. It follows the maximum only when that has grown by kSlack: weights up to 2^kSlack lose
-  /// nothing, and sums are rarely rescaled.
-  float reference[2];
-  float sum[2];
-};
-constexpr float kSlack = 8;
-
-__device__ inline float rescaling(float from, float to) {
-  return from == to ? 1.0f : ptx::ex2(from - to);  // −inf to −inf: 1
-}
-
 /// out · factor, of the rows that a thread has.
 __device__ __forceinline__ void rescale(float (&out)[128], const float (&factor)[2]) {
   if (!__any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f)) return;
 #pragma unroll
   for (int i = 0; i < 128; ++i) out[i] *= factor[i / 2 % 2];
-}
-
-/// Scores to weights, in the order of a product's operand a; `factor`: of earlier weights.
-__device__ __forceinline__ void weigh(float (&score)[32], uint2 valid, float scale, RowState& rows,
-                                      float (&factor)[2], std::uint32_t (&weights)[16]) {
-  if ((valid.x & valid.y) != ~0u) {
-    const int shift = 2 * (threadIdx.x % 4);
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const std::uint32_t two = (n < 4 ? valid.x : valid.y) >> (8 * (n % 4) + shift);
-      if ((two & 1) == 0) score[4 * n] = score[4 * n + 2] = -HUGE_VALF;
-      if ((two & 2) == 0) score[4 * n + 1] = score[4 * n + 3] = -HUGE_VALF;
-    }
-  }
-  float base[2];
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    float top = -HUGE_VALF;
-#pragma unroll
-    for (int n = 0; n < 8; ++n)
-      top = fmaxf(top, fmaxf(score[4 * n + 2 * h], score[4 * n + 2 * h + 1]));
-    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-    top = fmaxf(top, __shfl_xor_sync(~0u, top, 2)) * scale;
-    const float before = rows.reference[h];
-    if (top > before + kSlack) rows.reference[h] = top;
-    factor[h] = rescaling(before, rows.reference[h]);
-    rows.sum[h] *= factor[h];
-    base[h] = rows.reference[h] == -HUGE_VALF ? 0.0f : rows.reference[h];
-  }
-#pragma unroll
-  for (int n = 0; n < 8; ++n)
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float low = ptx::ex2(fmaf(score[4 * n + 2 * h], scale, -base[h]));
-      const float high = ptx::ex2(fmaf(score[4 * n + 2 * h + 1], scale, -base[h]));
-      rows.sum[h] += low + high;
-      weights[2 * n + h] = ptx::pack_bf16(low, high);
-    }
-}
-
-/// Four registers per row and lane of a quad: [8-column group j][lane's two columns] to [lane's
-/// 8-column group][two columns j].
-__device__ inline void transpose_quad(std::uint32_t (&r)[4]) {
-  const int lane = threadIdx.x % 4;
-#pragma unroll
-  for (int step = 1; step < 4; step *= 2)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if ((i & step) != 0) continue;
-      const bool upper = (lane & step) != 0;
-      const std::uint32_t other = __shfl_xor_sync(~0u, upper ? r[i] : r[i + step], step);
-      (upper ? r[i] : r[i + step]) = other;
-    }
 }
 
 /// A consumer warpgroup.

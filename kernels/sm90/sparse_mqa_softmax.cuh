@@ -1,4 +1,5 @@
-/// The online softmax of a wgmma score tile, a quad of lanes to a row.
+/// What the kernels of `sparse_mqa` share: the online softmax of a wgmma score tile of 64 keys, a
+/// quad of lanes to a row.
 #pragma once
 
 #include <cmath>
@@ -21,17 +22,6 @@ constexpr float kSlack = 8;
 
 __device__ inline float rescaling(float from, float to) {
   return from == to ? 1.0f : ptx::ex2(from - to);  // −inf to −inf: 1
-}
-
-/// Sums · factor, of the rows that a thread has.
-__device__ __forceinline__ void rescale(float (&low)[64], float (&high)[64],
-                                        const float (&factor)[2]) {
-  if (!__any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f)) return;
-#pragma unroll
-  for (int i = 0; i < 64; ++i) {
-    low[i] *= factor[i / 2 % 2];
-    high[i] *= factor[i / 2 % 2];
-  }
 }
 
 /// Scores to weights, in the order of a product's operand a; `factor`: of earlier weights.
