@@ -37,14 +37,6 @@ inline std::optional<Backend> backend_under_test() {
 /// unwritten, racecheck takes their barriers for missing.
 inline bool own_kernels_only() { return std::getenv("SPARSE_MLA_TEST_OWN_KERNELS") != nullptr; }
 
-/// SPARSE_MLA_TEST_WITHOUT ("op:entry[,op:entry…]") names entries that are not to be tested.
-inline bool left_out(const std::string& operation, const std::string& entry) {
-  const char* names = std::getenv("SPARSE_MLA_TEST_WITHOUT");
-  return names != nullptr &&
-         (std::string(",") + names + ",").find("," + operation + ":" + entry + ",") !=
-             std::string::npos;
-}
-
 /// Choices of the backend under test.
 inline Dispatch tested_dispatch() {
   Dispatch dispatch;
@@ -69,8 +61,7 @@ std::vector<std::string> usable_entries(const Operation<Problem, Call>& operatio
   std::vector<std::string> names;
   for (const auto& entry : operation.entries())
     if ((!backend || *backend == entry.backend) && entry.why_not(problem).empty() &&
-        !(own_kernels_only() && std::string(entry.name) == "cuda_cublaslt") &&
-        !left_out(operation.name(), entry.name))
+        !(own_kernels_only() && std::string(entry.name) == "cuda_cublaslt"))
       names.emplace_back(entry.name);
   return names;
 }
