@@ -144,10 +144,12 @@ void add(const std::string& name, const Case& c) {
 }
 
 const bool kRegistered = [] {
-  for (const int heads : {128, 64, 16})
+  // 24 heads: a tile to a token, where 16 heads share tiles among tokens.
+  for (const int heads : {128, 64, 24, 16})
     for (const int keys : {8192, 32768, 65536, 131072})
       for (const bool clustered : {false, true}) {
-        if ((heads == 16 && keys != 32768) || (clustered && keys != 32768)) continue;
+        if ((heads < 64 && keys != 32768 && keys != 131072) || (clustered && keys != 32768))
+          continue;
         add("prefill/" + std::to_string(heads) + "_heads/4096x" + std::to_string(keys) +
                 (clustered ? "/clustered" : "/random"),
             {heads, CacheFormat::bf16, 1, 4096, keys, clustered, false});

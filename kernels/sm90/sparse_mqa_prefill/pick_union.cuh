@@ -7,8 +7,9 @@
 
 namespace sparse_mla::sm90 {
 
-/// Distinct slots that the tokens of an item picked, in the order of their first appearance (lower
-/// token first), each with the tokens that picked it.
+/// Slots that the tokens of an item picked, in the order of their first appearance (lower token
+/// first), each with the tokens that picked it. Distinct, or where few are shared, one for each
+/// pick.
 struct PickUnion {
   static constexpr int kMaxTokens = 8;
   std::int32_t* slots;   ///< [items, row], the first counts[item] of each
@@ -29,10 +30,18 @@ constexpr std::int64_t union_table(std::int64_t picks) {
 }
 constexpr int union_bytes(std::int64_t table) { return static_cast<int>(5 * table); }
 
+/// Whether the whole table pays, when of so many picks of the first two tokens so many are the
+/// other's too. It costs about a twentieth of what the attention takes over picks that share
+/// nothing; four tokens whose picks are shared by twos at 1 in 25 save as much.
+__host__ __device__ constexpr bool table_pays(int picks, int repeated) {
+  return 50 * repeated >= picks;
+}
+
 /// CTA = item. All picks go into a hash table in shared memory, slot and token bits; then each pick
 /// that no token before has is written, in order: a warp has a span of every token's picks, and
-/// knows how many the spans before yield. Where a slot lies in the table depends on the race,
-/// what is written does not.
+/// knows how many the spans before yield. Where the first two tokens share few picks, the others
+/// are spared the table, and every pick is written. Where a slot lies in the table depends on the
+/// race, what is written does not.
 __global__ void __launch_bounds__(kUnionThreads)
     pick_union_kernel(const __grid_constant__ SparseMqaCall call, std::int64_t first_token,
                       const __grid_constant__ PickUnion picks, int table) {
@@ -40,6 +49,7 @@ __global__ void __launch_bounds__(kUnionThreads)
   std::uint32_t* const keys = union_shared;                             // [table] slot, ~0 = free
   std::uint32_t* const tokens = union_shared + table;                   // [table] bytes
   __shared__ std::int32_t yields[PickUnion::kMaxTokens * kUnionWarps];  // [token][warp]
+  __shared__ int tried, repeated;  // picks of the first two tokens; of them in both
   constexpr std::uint32_t kFree = ~0u;
   constexpr int kAtOnce = 4;  // loads in flight
 
@@ -51,6 +61,7 @@ __global__ void __launch_bounds__(kUnionThreads)
   for (int i = thread; i < table; i += kUnionThreads) keys[i] = kFree;
   for (int i = thread; i < table / 4; i += kUnionThreads) tokens[i] = 0;
   for (int i = thread; i < PickUnion::kMaxTokens * kUnionWarps; i += kUnionThreads) yields[i] = 0;
+  if (thread == 0) tried = repeated = 0;
   __syncthreads();
 
   const auto hash = [&](std::uint32_t slot) {
@@ -73,7 +84,8 @@ __global__ void __launch_bounds__(kUnionThreads)
     }
   };
 
-  for (int j = 0; j < num_tokens; ++j) {
+  int picked = 0, taken = 0;  // by this thread; entries that it took
+  const auto insert = [&](int j) {
     const int count = count_of(j);
     for (int i = thread; i < count; i += kAtOnce * kUnionThreads) {
       std::uint32_t slot[kAtOnce];
@@ -81,17 +93,33 @@ __global__ void __launch_bounds__(kUnionThreads)
 #pragma unroll
       for (int u = 0; u < kAtOnce; ++u) {
         if (slot[u] == kFree) continue;
+        ++picked;
         std::uint32_t at = hash(slot[u]);
         for (;; at = next(at)) {
           // Most entries are looked at without an atomic operation: it costs several times as much.
           std::uint32_t found = static_cast<volatile std::uint32_t*>(keys)[at];
-          if (found == kFree) found = atomicCAS(&keys[at], kFree, slot[u]);
+          if (found == kFree) {
+            found = atomicCAS(&keys[at], kFree, slot[u]);
+            if (found == kFree) ++taken;
+          }
           if (found == kFree || found == slot[u]) break;
         }
         atomicOr(&tokens[at / 4], 1u << (at % 4 * 8 + j));
       }
     }
+  };
+  insert(0);
+  insert(1);
+  picked = __reduce_add_sync(~0u, picked);
+  taken = __reduce_add_sync(~0u, taken);
+  if (lane == 0) {
+    atomicAdd(&tried, picked);
+    atomicAdd(&repeated, picked - taken);
   }
+  __syncthreads();
+  const bool has_table = table_pays(tried, repeated);
+  if (has_table)
+    for (int j = 2; j < num_tokens; ++j) insert(j);
   __syncthreads();
 
   const auto tokens_of = [&](std::uint32_t slot) {
@@ -108,7 +136,8 @@ __global__ void __launch_bounds__(kUnionThreads)
       load(j, i + lane, 32, end, slot);
 #pragma unroll
       for (int u = 0; u < kAtOnce; ++u) {
-        const std::uint32_t by = slot[u] == kFree ? 0u : tokens_of(slot[u]);
+        std::uint32_t by = 0;
+        if (slot[u] != kFree) by = has_table ? tokens_of(slot[u]) : 1u << j;
         use(slot[u], by, (by & ((2u << j) - 1)) == 1u << j);
       }
     }
