@@ -231,6 +231,13 @@ std::vector<DecodeTest> problems() {
         list.push_back({format, heads, 64, requests, 1, 333});
     for (const int topk : {1, 63, 64, 127, 2048}) list.push_back({format, 24, 64, 3, 1, topk});
     list.push_back({format, 128, 61, 2, 2, 200, false});
+    // Batches that fill a Hopper card, where few heads share tiles among tokens: of one request
+    // with shared picks, or of several without. Blocks of 64 and 48 keys and their pairs end
+    // unevenly.
+    list.push_back({format, 16, 64, 60, 8, 97});
+    list.push_back({format, 16, 64, 480, 1, 96});
+    list.push_back({format, 8, 61, 132, 8, 48});
+    for (const int heads : {64, 100}) list.push_back({format, heads, 64, 70, 1, 145});
   }
   return list;
 }

@@ -43,6 +43,18 @@ __device__ inline void store_shared_4(std::uint32_t shared, std::uint32_t value)
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared), "r"(value) : "memory");
 }
 
+/// 8 bytes to registers, 8-byte aligned.
+__device__ inline uint2 load_shared_8(std::uint32_t shared) {
+  uint2 value;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "r"(shared));
+  return value;
+}
+/// 4 bytes, 4-byte aligned.
+__device__ inline float load_shared_float(std::uint32_t shared) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(shared));
+  return value;
+}
 /// 16 bytes to registers, 16-byte aligned.
 __device__ inline uint4 load_shared_16(std::uint32_t shared) {
   uint4 value;
@@ -75,20 +87,6 @@ __device__ inline int4 load_4_or_minus_1(const std::int32_t* from, bool valid) {
       : "+r"(four.x), "+r"(four.y), "+r"(four.z), "+r"(four.w)
       : "l"(from), "r"(static_cast<int>(valid)));
   return four;
-}
-
-/// 16 bytes, 4 bytes that the calling SM will not read again. Volatile, as above.
-__device__ inline uint4 load_16_once(const void* from) {
-  uint4 value;
-  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "l"(from));
-  return value;
-}
-__device__ inline float load_4_once(const void* from) {
-  float value;
-  asm volatile("ld.global.f32 %0, [%1];" : "=f"(value) : "l"(from));
-  return value;
 }
 
 /// 16 or 8 bytes of memory that no one writes meanwhile, aligned; zeros, unread, unless `valid`.

@@ -1,5 +1,5 @@
-/// What the kernels of `sparse_mqa` share: the online softmax of a wgmma score tile of 64 keys, a
-/// quad of lanes to a row.
+/// What the kernels of `sparse_mqa` share: the online softmax of a wgmma score tile of 64 or 48
+/// keys, a quad of lanes to a row.
 #pragma once
 
 #include <cmath>
@@ -24,13 +24,16 @@ __device__ inline float rescaling(float from, float to) {
   return from == to ? 1.0f : ptx::ex2(from - to);  // −inf to −inf: 1
 }
 
-/// Scores to weights, in the order of a product's operand a; `factor`: of earlier weights.
-__device__ __forceinline__ void weigh(float (&score)[32], uint2 valid, float scale, RowState& rows,
-                                      float (&factor)[2], std::uint32_t (&weights)[16]) {
+/// Scores to weights, in the order of a product's operand a; `factor`: of earlier weights. Bits of
+/// `valid` behind the last key are set.
+template <int kKeys>
+__device__ __forceinline__ void weigh(float (&score)[kKeys / 2], uint2 valid, float scale,
+                                      RowState& rows, float (&factor)[2],
+                                      std::uint32_t (&weights)[kKeys / 4]) {
   if ((valid.x & valid.y) != ~0u) {
     const int shift = 2 * (threadIdx.x % 4);
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
+    for (int n = 0; n < kKeys / 8; ++n) {
       const std::uint32_t two = (n < 4 ? valid.x : valid.y) >> (8 * (n % 4) + shift);
       if ((two & 1) == 0) score[4 * n] = score[4 * n + 2] = -HUGE_VALF;
       if ((two & 2) == 0) score[4 * n + 1] = score[4 * n + 3] = -HUGE_VALF;
@@ -41,7 +44,7 @@ __device__ __forceinline__ void weigh(float (&score)[32], uint2 valid, float sca
   for (int h = 0; h < 2; ++h) {
     float top = -HUGE_VALF;
 #pragma unroll
-    for (int n = 0; n < 8; ++n)
+    for (int n = 0; n < kKeys / 8; ++n)
       top = fmaxf(top, fmaxf(score[4 * n + 2 * h], score[4 * n + 2 * h + 1]));
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 2)) * scale;
@@ -52,7 +55,7 @@ __device__ __forceinline__ void weigh(float (&score)[32], uint2 valid, float sca
     base[h] = rows.reference[h] == -HUGE_VALF ? 0.0f : rows.reference[h];
   }
 #pragma unroll
-  for (int n = 0; n < 8; ++n)
+  for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float low = ptx::ex2(fmaf(score[4 * n + 2 * h], scale, -base[h]));
@@ -60,6 +63,25 @@ __device__ __forceinline__ void weigh(float (&score)[32], uint2 valid, float sca
       rows.sum[h] += low + high;
       weights[2 * n + h] = ptx::pack_bf16(low, high);
     }
+}
+
+// Who arrives at an mbarrier for a warp is who made the accesses that this orders, and values reach
+// the other lanes by shuffles. (To arrive for them behind __syncwarp() would be as right, but
+// racecheck follows each thread's accesses to that thread's own arrivals only.)
+
+/// Validity bits of a block's 64 keys, which lane `source` alone reads.
+__device__ inline uint2 load_valid(const void* bits, int source) {
+  uint2 valid{0, 0};
+  if (static_cast<int>(threadIdx.x % 32) == source)
+    valid = make_uint2(static_cast<const volatile std::uint32_t*>(bits)[0],
+                       static_cast<const volatile std::uint32_t*>(bits)[1]);
+  return {__shfl_sync(~0u, valid.x, source), __shfl_sync(~0u, valid.y, source)};
+}
+/// A row's value, which the first lane of its quad alone reads.
+__device__ inline float load_by_quad(const float& shared) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const float value = lane % 4 == 0 ? shared : 0.0f;
+  return __shfl_sync(~0u, value, lane & ~3);
 }
 
 /// Four registers per row and lane of a quad: [8-column group j][lane's two columns] to [lane's

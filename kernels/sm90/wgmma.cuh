@@ -162,7 +162,11 @@ __device__ inline void wgmma_m64n128k16(float (&d)[64], std::uint32_t a0, std::u
         "n"(kAdds ? 1 : 0), "n"(kNMajor ? 1 : 0));
 }
 
-/// The same with a from shared memory, b N-major; adds.
+/// The same with a from registers or shared memory, b N-major; adds.
+__device__ inline void wgmma_m64n128k16_n_major(float (&d)[64], const std::uint32_t (&a)[4],
+                                                std::uint32_t b) {
+  wgmma_m64n128k16<true, true>(d, a[0], a[1], a[2], a[3], b);
+}
 __device__ inline void wgmma_m64n128k16_n_major(float (&d)[64], std::uint32_t a, std::uint32_t b) {
   asm volatile(
       "{\n\t.reg .b64 a, b;\n\t"
@@ -201,6 +205,23 @@ __device__ inline void wgmma_m64n64k16(float (&d)[32], std::uint32_t a, std::uin
         "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
         "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
         "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a), "r"(b), "n"(Adds ? 1 : 0), "n"(swizzled_operand_upper()));
+}
+
+/// d[64, 48] (+)= a[64, 16] · b[16, 48], likewise.
+template <bool Adds>
+__device__ inline void wgmma_m64n48k16(float (&d)[24], std::uint32_t a, std::uint32_t b) {
+  asm volatile(
+      "{\n\t.reg .pred adds;\n\t.reg .b64 a, b;\n\tsetp.ne.s32 adds, %26, 0;\n\t"
+      "mov.b64 a, {%24, %27};\n\tmov.b64 b, {%25, %27};\n\t"
+      "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
+      "%20, %21, %22, %23}, "
+      "a, b, adds, 1, 1, 0, 0;\n\t}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
+        "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
       : "r"(a), "r"(b), "n"(Adds ? 1 : 0), "n"(swizzled_operand_upper()));
 }
 

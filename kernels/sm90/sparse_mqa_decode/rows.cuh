@@ -13,6 +13,7 @@ namespace sparse_mla::sm90 {
 /// The producers' walk over the pairs of blocks of all of the CTA's items.
 struct DecodeWalk {
   int item, position = 0, end = 0;  ///< first slot of the pair; end of the CTA's share
+  int passed = -1;                  ///< items that end before the pair
 
   __device__ explicit DecodeWalk(const DecodeArguments& args)
       : item(first_item(args) - args.clusters) {
@@ -22,6 +23,7 @@ struct DecodeWalk {
     position += DecodeShape::kPairKeys;
     while (position >= end) {
       item += args.clusters;
+      ++passed;
       if (item >= args.items) return;
       const Share share(slots_of(args, item), args.splits);
       position = share.begin;
@@ -83,6 +85,18 @@ __device__ __forceinline__ void produce(const DecodeArguments& args, DecodeShare
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int row = 8 * warp + lane / 4, piece = lane % 4;
 
+  // At the end of an item all threads of a cluster meet twice; what the consumers do in between
+  // takes the place of the keys, so there is nothing that producers could do meanwhile.
+  int met = 0, passed = 0;  // items; those that end before the next pair
+  const auto meet = [&] {
+    if (args.splits == 1) return;
+    for (; met < passed; ++met)
+      for (int i = 0; i < 2; ++i) {
+        ptx::cluster_arrive_relaxed();
+        ptx::cluster_wait();
+      }
+  };
+
   DecodeWalk walk(args);
   const std::byte* from[2];
   std::int32_t slot[2];  // of the next pair
@@ -95,8 +109,16 @@ __device__ __forceinline__ void produce(const DecodeArguments& args, DecodeShare
   from[0] = row_of_slot(args, slot[0]);
   from[1] = row_of_slot(args, slot[1]);
   bool live = !walk.done(args);
+  const auto next_pair = [&] {
+    live = !walk.done(args);
+    passed = walk.passed;
+    walk.next(args);
+    load_slots();
+  };
+  passed = walk.passed;
   walk.next(args);
   load_slots();
+  meet();
 
   std::uint32_t use = 0;
   // The consumers fence off what comes after: a fence here would wait for the loads under way.
@@ -172,9 +194,7 @@ __device__ __forceinline__ void produce(const DecodeArguments& args, DecodeShare
       prefetch(from[0]);
       const std::int32_t second = slot[1];
       prefetch(row_of_slot(args, second));
-      live = !walk.done(args);
-      walk.next(args);
-      load_slots();
+      next_pair();
       begin_quarter(kSecondHigh);
       write_valid(1);
       convert(1, 1, 1, 0);
@@ -185,6 +205,7 @@ __device__ __forceinline__ void produce(const DecodeArguments& args, DecodeShare
       convert(1, 0, 0, 0);
       finish(kSecondLow, true);
       from[1] = row_of_slot(args, second);
+      meet();
     }
   } else {
     // The warp's eight rows in two passes of four.
@@ -226,9 +247,8 @@ __device__ __forceinline__ void produce(const DecodeArguments& args, DecodeShare
       finish(kSecondLow, true);
       from[0] = row_of_slot(args, slot[0]);
       from[1] = row_of_slot(args, slot[1]);
-      live = !walk.done(args);
-      walk.next(args);
-      load_slots();
+      next_pair();
+      meet();
     }
   }
 }

@@ -37,88 +37,77 @@ __device__ inline void write_lse(const SparseMqaCall& call, int token, int head,
   if (column >= 0 && column < call.lse.extent(1)) call.lse(head, column) = lse;
 }
 
-/// What the cluster's parts count in the item's result, into `shared.share`; lse too. By 256
-/// threads, four to a row.
-__device__ __forceinline__ void weigh_parts(const DecodeArguments& args, DecodeShared& shared,
-                                            const DecodeAddresses& at, int thread, int item,
-                                            int rows) {
+/// The CTA's share of the item's rows × 512 results from all parts of the cluster, at most
+/// `kParts`, in the order of its CTAs from this one on, so that not all read the same one at a
+/// time. By 256 threads; a warp takes a row's 128, 256 or 512 columns at a time: so many that all
+/// that it loads for them is on its way at once. Lane c knows what CTA c's part counts.
+template <int kParts>
+__device__ __forceinline__ void join_parts(const DecodeArguments& args, const DecodeAddresses& at,
+                                           int thread, int item, int rows) {
   using Shape = DecodeShape;
-  constexpr int kLanes = 4, kEach = Shape::kMaxSplits / kLanes;
-  const int row = thread / kLanes, lane = thread % kLanes;
-  float reference[kEach], sum[kEach], top = -HUGE_VALF, total = 0;
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    const int cta = kLanes * i + lane;
-    reference[i] = -HUGE_VALF;
-    sum[i] = 0;
-    if (cta >= args.splits || row >= rows) continue;
-    const auto load = [&](std::size_t offset) {
-      return __uint_as_float(ptx::load_cluster_4(
-          ptx::map_to_block(at.shared + static_cast<std::uint32_t>(offset) + 4 * row,
-                            static_cast<std::uint32_t>(cta))));
-    };
-    reference[i] = load(offsetof(DecodeShared, part_reference));
-    sum[i] = load(offsetof(DecodeShared, part_sum));
-  }
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) top = fmaxf(top, reference[i]);
-  top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-  top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    reference[i] = sum[i] == 0.0f ? 0.0f : ptx::ex2(reference[i] - top);
-    total = fmaf(sum[i], reference[i], total);
-  }
-  total += __shfl_xor_sync(~0u, total, 1);
-  total += __shfl_xor_sync(~0u, total, 2);
-  const int token = item / args.head_tiles;
-  const int head = item % args.head_tiles * Shape::kHeads + row;
-  if (row >= rows) return;
-  const bool empty = total == 0.0f;
-  const float lse = empty ? -HUGE_VALF : (top + log2f(total)) * kDecodeLn2;
-  float factor = empty ? 0.0f : 1.0f / total;
-  if (args.call.sink.data_handle() != nullptr) factor *= sink_factor(args.call.sink(head), lse);
-  if (ptx::cluster_rank() == 0 && lane == 0) write_lse(args.call, token, head, lse);
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) shared.share[kLanes * i + lane][row] = reference[i] * factor;
-}
-
-/// The CTA's share of the item's rows × 512 results from all parts of the cluster, in the order of
-/// its CTAs. By 256 threads, four columns at a time.
-__device__ __forceinline__ void join_parts(const DecodeArguments& args, const DecodeShared& shared,
-                                           const DecodeAddresses& at, int thread, int item,
-                                           int rows) {
-  using Shape = DecodeShape;
-  constexpr int kUnits = Shape::kLatent / 4;
-  const int units = rows * kUnits, first_head = item % args.head_tiles * Shape::kHeads;
+  constexpr int kVectors = Shape::kMaxSplits / kParts;  // of four columns, a lane's
+  constexpr int kColumns = 128 * kVectors, kPerRow = Shape::kLatent / kColumns;
+  constexpr int kWarps = 2 * Shape::kGroupThreads / 32;
+  const int lane = thread % 32, rank = static_cast<int>(ptx::cluster_rank());
+  const int first_head = item % args.head_tiles * Shape::kHeads;
   const std::int64_t token = item / args.head_tiles;
-  const int rank = static_cast<int>(ptx::cluster_rank());
-  const int end = units * (rank + 1) / args.splits;
-  for (int unit = units * rank / args.splits + thread; unit < end; unit += 2 * 128) {
-    const int row = unit / kUnits, column = unit % kUnits * 4;
-    const std::uint32_t from = at.part(row) + 4 * column;
-    float4 sum{0, 0, 0, 0};
-    for (int first = 0; first < args.splits; first += 8) {
-      float share[8];
-      float4 part[8];
+  const int chunks = rows * kPerRow, end = chunks * (rank + 1) / args.splits;
+  const auto in_cta = [&](std::uint32_t address, int cta) {
+    return ptx::map_to_block(address, static_cast<std::uint32_t>(cta));
+  };
+  const auto part_of = [&](int i) {
+    return rank + i < args.splits ? rank + i : rank + i - args.splits;
+  };
+  for (int chunk = chunks * rank / args.splits + thread / 32; chunk < end; chunk += kWarps) {
+    const int row = chunk / kPerRow, column = chunk % kPerRow * kColumns + 4 * lane;
+    float reference = -HUGE_VALF, part_sum = 0;
+    if (lane < args.splits) {
+      reference = __uint_as_float(ptx::load_cluster_4(in_cta(at.part_reference() + 4 * row, lane)));
+      part_sum = __uint_as_float(ptx::load_cluster_4(in_cta(at.part_sum() + 4 * row, lane)));
+    }
+    float4 values[kParts][kVectors];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const int cta = first + i;
-        share[i] = cta < args.splits ? shared.share[cta][row] : 0.0f;
-        part[i] = float4{0, 0, 0, 0};
-        if (share[i] != 0.0f)  // of no weight: it may have written nothing
-          part[i] = ptx::load_cluster_16(ptx::map_to_block(from, static_cast<std::uint32_t>(cta)));
+    for (int i = 0; i < kParts; ++i)
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        values[i][v] = float4{0, 0, 0, 0};
+        if (i < args.splits)
+          values[i][v] =
+              ptx::load_cluster_16(in_cta(at.part(row) + 4 * column + 512 * v, part_of(i)));
       }
+    float top = reference;
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        sum.x = fmaf(share[i], part[i].x, sum.x);
-        sum.y = fmaf(share[i], part[i].y, sum.y);
-        sum.z = fmaf(share[i], part[i].z, sum.z);
-        sum.w = fmaf(share[i], part[i].w, sum.w);
+    for (int step = kParts / 2; step > 0; step /= 2)
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
+    top = __shfl_sync(~0u, top, 0);
+    const float weight = part_sum == 0.0f ? 0.0f : ptx::ex2(reference - top);
+    float total = weight * part_sum;
+#pragma unroll
+    for (int step = kParts / 2; step > 0; step /= 2) total += __shfl_xor_sync(~0u, total, step);
+    total = __shfl_sync(~0u, total, 0);
+    const bool empty = total == 0.0f;
+    const float lse = empty ? -HUGE_VALF : (top + log2f(total)) * kDecodeLn2;
+    float factor = empty ? 0.0f : 1.0f / total;
+    if (args.call.sink.data_handle() != nullptr)
+      factor *= sink_factor(args.call.sink(first_head + row), lse);
+    if (column == 0) write_lse(args.call, static_cast<int>(token), first_head + row, lse);
+    float4 sum[kVectors] = {};
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      const float share = __shfl_sync(~0u, weight * factor, part_of(i));
+      if (i >= args.splits || share == 0.0f) continue;  // it may have written nothing
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        sum[v].x = fmaf(share, values[i][v].x, sum[v].x);
+        sum[v].y = fmaf(share, values[i][v].y, sum[v].y);
+        sum[v].z = fmaf(share, values[i][v].z, sum[v].z);
+        sum[v].w = fmaf(share, values[i][v].w, sum[v].w);
       }
     }
-    *reinterpret_cast<uint2*>(address(args.call.out, token, first_head + row, column)) =
-        uint2{ptx::pack_bf16(sum.x, sum.y), ptx::pack_bf16(sum.z, sum.w)};
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v)
+      *reinterpret_cast<uint2*>(address(args.call.out, token, first_head + row, column + 128 * v)) =
+          uint2{ptx::pack_bf16(sum[v].x, sum[v].y), ptx::pack_bf16(sum[v].z, sum[v].w)};
   }
 }
 
@@ -127,9 +116,7 @@ template <int kGroup>
 __device__ __forceinline__ void consume(const CUtensorMap& q_map, const DecodeArguments& args,
                                         DecodeShared& shared, const DecodeAddresses& at) {
   using Shape = DecodeShape;
-  constexpr int kOther = 1 - kGroup, kBoth = 2 * Shape::kGroupThreads;
-  constexpr int kOwnReady = kGroup == 0 ? kFirstWeights : kSecondWeights;
-  constexpr int kOtherReady = kGroup == 0 ? kSecondWeights : kFirstWeights;
+  constexpr int kOther = 1 - kGroup;
   const int thread = threadIdx.x % Shape::kGroupThreads;
   const int lane = thread % 32, warp = thread / 32;
   const int row = 16 * warp + lane / 4;  // and row + 8
@@ -163,7 +150,6 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const DecodeAr
                        tile * Shape::kHeads);
   };
   if (kGroup == 1 && thread == 0) load_q(first_item(args));
-  if (!whole) ptx::cluster_wait();  // the other CTAs' barriers are there
 
   float out[2][64], score[32];  // of 128 columns each: a product of 256 would not compile
 
@@ -234,18 +220,17 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const DecodeAr
     };
     // The other group's weights are there: take over its reference.
     const auto take_reference = [&] {
-      ptx::named_barrier(kOtherReady, kBoth);
+      ptx::block_mbarrier_wait(at.weighed(kOther), use % 2);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float now = shared.reference[kOther][row + 8 * h];
+        const float now = load_by_quad(shared.reference[kOther][row + 8 * h]);
         factor[h] = rescaling(rows.reference[h], now);
         rows.reference[h] = now;
         rows.sum[h] *= factor[h];
       }
     };
     const auto weigh_block = [&] {
-      const auto* valid = reinterpret_cast<const volatile std::uint32_t*>(shared.valid[kGroup]);
-      weigh(score, make_uint2(valid[0], valid[1]), scale, rows, factor, weights);
+      weigh<Shape::kKeys>(score, load_valid(shared.valid[kGroup], 0), scale, rows, factor, weights);
     };
     const auto publish_weights = [&] {
       ptx::block_mbarrier_wait(at.scored(kGroup), use % 2);
@@ -255,12 +240,13 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const DecodeAr
                                     weights[4 * s + 3]};
         ptx::stmatrix_x4(own_weights + (((2 * s + lane / 16) ^ lane % 8) << 4), a);
       }
+      ptx::fence_shared_to_async();
+      __syncwarp();
       if (lane % 4 == 0) {
         shared.reference[kGroup][row] = rows.reference[0];
         shared.reference[kGroup][row + 8] = rows.reference[1];
+        ptx::block_mbarrier_arrive(at.weighed(kGroup));
       }
-      ptx::fence_shared_to_async();
-      ptx::named_barrier_arrive(kOwnReady, kBoth);
     };
     const auto wait_full = [&](int quarter) {
       ptx::block_mbarrier_wait(at.full(quarter), use % 2);
@@ -272,7 +258,6 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const DecodeAr
     };
 
     ptx::block_mbarrier_wait(at.full_q(), item_use % 2);
-    if (pairs == 0) ptx::named_barrier(kBothGroups, kBoth);
     for (int pair = 0; pair < pairs; ++pair, ++use) {
       if constexpr (kGroup == 0) {
         wait_full(kFirstLow);
@@ -332,23 +317,24 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const DecodeAr
         release(kSecondHigh, pair);
       }
     }
-    if (kGroup == 1 && pairs == 0 && thread == 0) load_q(item + args.clusters);
 
+    // By items in turns, so that a group may be an item ahead of the other's reading.
+    float(&sums)[2][Shape::kHeads] = shared.sum[item_use % 2];
     float total[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float sum = rows.sum[h];
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
-      if (lane % 4 == 0) shared.sum[kGroup][row + 8 * h] = sum;
-      total[h] = sum;
+      if (lane % 4 == 0) sums[kGroup][row + 8 * h] = sum;
     }
-    if (pairs > 0) {
-      ptx::named_barrier(kBothGroups, kBoth);
+    if (lane % 4 == 0) ptx::block_mbarrier_arrive(at.summed());
+    ptx::block_mbarrier_wait(at.summed(), item_use % 2);
 #pragma unroll
-      for (int h = 0; h < 2; ++h)
-        total[h] = shared.sum[0][row + 8 * h] + shared.sum[1][row + 8 * h];
-    }
+    for (int h = 0; h < 2; ++h)
+      total[h] = load_by_quad(sums[0][row + 8 * h]) + load_by_quad(sums[1][row + 8 * h]);
+    // Both groups have waited for this item's queries.
+    if (kGroup == 1 && pairs == 0 && thread == 0) load_q(item + args.clusters);
     const int token = item / args.head_tiles, tile_head = item % args.head_tiles * Shape::kHeads;
     if (!whole) {
       const int item_rows = min(Shape::kHeads, args.num_heads - tile_head);
@@ -367,21 +353,17 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const DecodeAr
           ptx::store_shared_8(to + 32 * n, out[n / 16][n % 16 * 4 + 2 * h],
                               out[n / 16][n % 16 * 4 + 2 * h + 1]);
       }
-      const int both_thread = kGroup * Shape::kGroupThreads + thread;
-      // What both groups did comes before what any CTA does behind its wait.
-      const auto arrive_everywhere = [&](std::uint32_t mbarrier) {
-        ptx::named_barrier(kBothGroups, kBoth);
-        if (both_thread < args.splits)
-          ptx::mbarrier_arrive_in_cluster(
-              ptx::map_to_block(mbarrier, static_cast<std::uint32_t>(both_thread)));
-      };
-      arrive_everywhere(at.parts_ready());
-      ptx::mbarrier_wait(&shared.parts_ready, item_use % 2);
-      weigh_parts(args, shared, at, both_thread, item, item_rows);
-      ptx::named_barrier(kBothGroups, kBoth);
-      join_parts(args, shared, at, both_thread, item, item_rows);
-      arrive_everywhere(at.parts_read());
-      ptx::mbarrier_wait(&shared.parts_read, item_use % 2);
+      ptx::cluster_arrive();  // all parts are there
+      ptx::cluster_wait();
+      const int both_thread = static_cast<int>(threadIdx.x) - Shape::kProducerThreads;
+      if (args.splits <= 4)
+        join_parts<4>(args, at, both_thread, item, item_rows);
+      else if (args.splits <= 8)
+        join_parts<8>(args, at, both_thread, item, item_rows);
+      else
+        join_parts<Shape::kMaxSplits>(args, at, both_thread, item, item_rows);
+      ptx::cluster_arrive();  // and have been read
+      ptx::cluster_wait();
       if (pairs > 0) {
         arrive(at.empty(kGroup == 0 ? kFirstLow : kFirstHigh));
         arrive(at.empty(kGroup == 0 ? kSecondLow : kSecondHigh));
@@ -449,19 +431,19 @@ __global__ void __launch_bounds__(DecodeShape::kThreads, 1)
     }
     ptx::mbarrier_init(&shared.scored[0], kWarps);
     ptx::mbarrier_init(&shared.scored[1], kWarps);
-    ptx::mbarrier_init(&shared.parts_ready, static_cast<std::uint32_t>(args.splits));
-    ptx::mbarrier_init(&shared.parts_read, static_cast<std::uint32_t>(args.splits));
+    ptx::mbarrier_init(&shared.weighed[0], Shape::kGroupThreads / 4);
+    ptx::mbarrier_init(&shared.weighed[1], Shape::kGroupThreads / 4);
+    ptx::mbarrier_init(&shared.summed, 2 * Shape::kGroupThreads / 4);
     ptx::mbarrier_init_fence();
   }
   __syncthreads();
-  if (args.splits > 1) ptx::cluster_arrive_relaxed();
   // From one lane, so that the compiler takes what follows from it as uniform.
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / Shape::kGroupThreads, 0);
   if (group < 2) {
-    ptx::release_registers<Shape::kProducerRegisters>();
+    ptx::release_registers<DecodeRegisters<kFormat>::kProducer>();
     produce<kFormat>(args, shared, at);
   } else {
-    ptx::claim_registers<Shape::kConsumerRegisters>();
+    ptx::claim_registers<DecodeRegisters<kFormat>::kConsumer>();
     if (group == 2)
       consume<0>(q_map, args, shared, at);
     else

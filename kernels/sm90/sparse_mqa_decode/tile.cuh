@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/sm90/page_divisor.h"
 #include "kernels/sm90/wgmma.cuh"
 #include "sparse_mla/attention.h"
-#include "sparse_mla/host_device.h"
 
 namespace sparse_mla::sm90 {
 
@@ -29,8 +29,6 @@ struct DecodeShape {
   /// spare) and two that compute.
   static constexpr int kProducerThreads = 2 * kGroupThreads, kThreads = 4 * kGroupThreads;
   static constexpr int kProducerWarps = kProducerThreads / 32;
-  /// Registers per thread: 64 · 256 + 192 · 256 = 65,536, all that there are.
-  static constexpr int kProducerRegisters = 64, kConsumerRegisters = 192;
   /// A slab starts at a multiple of the swizzle's 1,024 bytes; so much may be lost before the
   /// first.
   static constexpr int kAlignment = 1024;
@@ -42,21 +40,11 @@ struct DecodeShape {
   static_assert(kHeads * kPartRowBytes <= 2 * kTileBytes);
 };
 
-/// slot / page for 0 ≤ slot < 2^31 by a product: with 2^(l−1) < page ≤ 2^l, the multiplier is
-/// ⌊2^(31+l) / page⌋ + 1, too large by a part of at most 2^−31 · page / 2^l.
-struct PageDivisor {
-  std::uint32_t page, multiplier;  ///< rows of a page
-  int shift;                       ///< l − 1; −1: a page is a row
-
-  static PageDivisor of(std::uint32_t page) {
-    int l = 0;
-    while ((std::uint64_t{1} << l) < page) ++l;
-    return {page, static_cast<std::uint32_t>((std::uint64_t{1} << (31 + l)) / page + 1), l - 1};
-  }
-  SPARSE_MLA_HOST_DEVICE std::uint32_t quotient(std::uint32_t slot) const {
-    if (shift < 0) return slot;
-    return static_cast<std::uint32_t>(std::uint64_t{slot} * multiplier >> 32) >> shift;
-  }
+/// Registers per thread: 256 · both = 65,536, all that there are.
+template <CacheFormat kFormat>
+struct DecodeRegisters {
+  static constexpr int kProducer = kFormat == CacheFormat::bf16 ? 56 : 64;
+  static constexpr int kConsumer = 256 - kProducer;
 };
 
 struct DecodeArguments {
@@ -86,19 +74,19 @@ struct DecodeShared {
   std::uint64_t full_q;
   std::uint64_t full[kQuarters], empty[kQuarters];
   std::uint64_t scored[2];  ///< every warp of the group has its scores: the rope slab may change
-  /// All CTAs of the cluster have their parts ready; have read everyone's.
-  std::uint64_t parts_ready, parts_read;
+  /// The block's weights are there for the other group, and what they are relative to.
+  std::uint64_t weighed[2];
+  std::uint64_t summed;                 ///< both groups' sums of weights are there
   alignas(8) std::uint8_t valid[2][8];  ///< [block][64 keys], bits
-  /// What the exponents of the weights are relative to after a block; sums of weights. [group][row]
-  float reference[2][DecodeShape::kHeads], sum[2][DecodeShape::kHeads];
+  /// What the exponents of the weights are relative to after a block: [group][row]
+  float reference[2][DecodeShape::kHeads];
+  float sum[2][2][DecodeShape::kHeads];  ///< sums of weights: [parity of the item][group][row]
   /// The CTA's part of an item: what it is relative to (base 2), sum of weights. [row]
   float part_reference[DecodeShape::kHeads], part_sum[DecodeShape::kHeads];
-  /// Factor of each CTA's part in the result. [CTA][row]
-  float share[DecodeShape::kMaxSplits][DecodeShape::kHeads];
 };
 
-/// Named barriers, 256 threads but the third.
-enum DecodeBarrier : int { kFirstWeights = 1, kSecondWeights, kSecondGroup, kBothGroups };
+/// Named barrier, 128 threads.
+enum DecodeBarrier : int { kSecondGroup = 1 };
 
 /// Where it lies: shared-memory addresses.
 struct DecodeAddresses {
@@ -126,12 +114,14 @@ struct DecodeAddresses {
   __device__ std::uint32_t scored(int group) const {
     return shared + offsetof(DecodeShared, scored) + 8 * group;
   }
-  __device__ std::uint32_t parts_ready() const {
-    return shared + offsetof(DecodeShared, parts_ready);
+  __device__ std::uint32_t weighed(int group) const {
+    return shared + offsetof(DecodeShared, weighed) + 8 * group;
   }
-  __device__ std::uint32_t parts_read() const {
-    return shared + offsetof(DecodeShared, parts_read);
+  __device__ std::uint32_t summed() const { return shared + offsetof(DecodeShared, summed); }
+  __device__ std::uint32_t part_reference() const {
+    return shared + offsetof(DecodeShared, part_reference);
   }
+  __device__ std::uint32_t part_sum() const { return shared + offsetof(DecodeShared, part_sum); }
 };
 
 /// Slots of an item's token that are looked at; 0 past the last item.

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/sm90/page_divisor.h"
 #include "kernels/sm90/sparse_mqa_prefill/pick_union.cuh"
 #include "kernels/sm90/wgmma.cuh"
 #include "sparse_mla/attention.h"
@@ -16,33 +17,52 @@ struct PrefillShape {
   /// Query rows: those of one wgmma. The sums of 64 rows × 512 columns fill half of the register
   /// file.
   static constexpr int kRows = 64;
-  /// Keys of a block. Two blocks and the queries are all that shared memory holds.
-  static constexpr int kKeys = 64, kPairKeys = 2 * kKeys;
-  // Shared memory: slabs of 64 columns, 64 rows of 128 bytes each, swizzled.
-  static constexpr int kSlabs = kWidth / 64, kSlabBytes = 64 * 128;
-  static constexpr int kTileBytes = kSlabs * kSlabBytes;  // of the queries, of a block of keys
+  // Shared memory: slabs of 64 columns, rows of 128 bytes each, swizzled.
+  static constexpr int kSlabs = kWidth / 64, kQuerySlabBytes = kRows * 128;
+  static constexpr int kQueryBytes = kSlabs * kQuerySlabBytes;
   /// Slabs of a warpgroup's half of the value columns; slab of the rope part.
   static constexpr int kHalfSlabs = kLatent / 64 / 2, kRopeSlab = kLatent / 64;
   static constexpr int kHalfColumns = kLatent / 2;
-  static constexpr int kGroupThreads = 128, kThreads = 3 * kGroupThreads;
+  static constexpr int kGroupThreads = 128;
   /// A slab starts at a multiple of the swizzle's 1,024 bytes; so much may be lost before the
   /// first.
   static constexpr int kAlignment = 1024;
-  static constexpr int kSharedBytes = 3 * kTileBytes + kAlignment;
 };
 
-/// Registers per thread, 384 · 168 = 64,512 together: what a CTA starts with, and waits for in vain
-/// beyond. 72 · 128 + 216 · 256 where rows are copied as they are, 120 · 128 + 192 · 256 where
-/// quantised ones pass through the producers' registers. (A second warpgroup of producers would
-/// leave 128 at entry, fewer than ptxas compiles the products of 128 sums with.)
+/// What depends on how rows are stored.
 template <CacheFormat kFormat>
-struct PrefillRegisters {
+struct PrefillBlock {
   static constexpr bool kQuantised = kFormat == CacheFormat::fp8_ds_mla;
-  static constexpr int kProducer = kQuantised ? 120 : 72, kConsumer = kQuantised ? 192 : 216;
+  /// Keys of a block. Two blocks of 64 and the queries are all that shared memory holds; with
+  /// blocks of 48 there is room for a block of quantised rows as they are stored, so that the next
+  /// rows can come in while these are decoded.
+  static constexpr int kKeys = kQuantised ? 48 : 64, kPairKeys = 2 * kKeys;
+  static constexpr int kSlabBytes = kKeys * 128;
+  /// Of a block: its last slab, the rope part, makes place for weights of 64 rows.
+  static constexpr int kBytes =
+      PrefillShape::kRopeSlab * kSlabBytes + PrefillShape::kQuerySlabBytes;
+  /// A quantised row's place: the first quarter's 256 codes and the scales; the second's, the
+  /// scales and the rope part.
+  static constexpr int kFirstBytes = 256 + 16, kSecondBytes = 256 + 16 + 128;
+  static constexpr int kStoredBytes = kFirstBytes + kSecondBytes;
+  static constexpr int kSharedBytes = PrefillShape::kQueryBytes + 2 * kBytes +
+                                      (kQuantised ? kKeys * kStoredBytes : 0) +
+                                      PrefillShape::kAlignment;
+  /// A warpgroup gathers and two compute; decoding takes two, for one warp of a scheduler waits for
+  /// itself half of the time.
+  static constexpr int kProducerGroups = kQuantised ? 2 : 1;
+  static constexpr int kThreads = (kProducerGroups + 2) * PrefillShape::kGroupThreads;
+  static constexpr int kProducerWarps = kProducerGroups * PrefillShape::kGroupThreads / 32;
+  static constexpr int kWarpKeys = kKeys / kProducerWarps;  ///< of a producer warp
+  /// Registers per thread: together no more than a CTA starts with, or it would wait for them in
+  /// vain: 168 · 384 and 128 · 512.
+  static constexpr int kProducerRegisters = kQuantised ? 72 : 72;
+  static constexpr int kConsumerRegisters = kQuantised ? 184 : 216;
 };
 
 struct PrefillArguments {
   SparseMqaCall call;
+  PageDivisor page;
   int num_heads;
   int head_tiles;            ///< tiles of 64 heads; 1 where tokens are packed
   int items;                 ///< of this launch: tokens · head_tiles, or groups of tokens
@@ -69,32 +89,39 @@ struct PrefillShared {
   std::uint64_t full_q;
   std::uint64_t full[kQuarters], empty[kQuarters];
   std::uint64_t scored[2];  ///< every warp of the group has its scores: the rope slab may change
-  /// [block][token of the item][64 keys], bits
-  alignas(8) std::uint16_t valid[2][PickUnion::kMaxTokens][4];
-  /// What the exponents of the weights are relative to after a block; sums of weights. [group][row]
-  float reference[2][PrefillShape::kRows], sum[2][PrefillShape::kRows];
+  /// The block's weights are there for the other group, and what they are relative to.
+  std::uint64_t weighed[2];
+  std::uint64_t summed;  ///< both groups' sums of weights are there
+  std::uint64_t stored[2]
+                      [8];  ///< [quarter of the block][producer warp] its quantised rows are there
+  /// [block][token of the item], bits: 16 or 6 of each producer warp, in 2 bytes or 1.
+  std::uint64_t valid[2][PickUnion::kMaxTokens];
+  /// What the exponents of the weights are relative to after a block: [group][row]
+  float reference[2][PrefillShape::kRows];
+  float sum[2][2][PrefillShape::kRows];  ///< sums of weights: [parity of the item][group][row]
 };
 
-/// Named barriers, 256 threads but the third.
-enum PrefillBarrier : int {
-  kFirstWeights = 1,
-  kSecondWeights,
-  kSecondGroup,
-  kBothGroups,
-  kFirstScores
-};
+/// Named barriers, 256 threads but the first.
+enum PrefillBarrier : int { kSecondGroup = 1, kFirstScores };
 
 /// Where it lies: shared-memory addresses.
+template <CacheFormat kFormat>
 struct PrefillAddresses {
+  using Block = PrefillBlock<kFormat>;
   std::uint32_t tiles, shared;
 
   __device__ std::uint32_t q() const { return tiles; }
   __device__ std::uint32_t keys(int block) const {
-    return tiles + (1 + block) * PrefillShape::kTileBytes;
+    return tiles + PrefillShape::kQueryBytes + block * Block::kBytes;
   }
   /// Weights take the place of the rope part.
   __device__ std::uint32_t weights(int block) const {
-    return keys(block) + PrefillShape::kRopeSlab * PrefillShape::kSlabBytes;
+    return keys(block) + PrefillShape::kRopeSlab * Block::kSlabBytes;
+  }
+  /// Quantised rows as they are stored.
+  __device__ std::uint32_t stored_rows() const { return keys(2); }
+  __device__ std::uint32_t stored(int side, int warp) const {
+    return shared + offsetof(PrefillShared, stored) + 8 * (8 * side + warp);
   }
   __device__ std::uint32_t full_q() const { return shared + offsetof(PrefillShared, full_q); }
   __device__ std::uint32_t full(int quarter) const {
@@ -106,6 +133,10 @@ struct PrefillAddresses {
   __device__ std::uint32_t scored(int group) const {
     return shared + offsetof(PrefillShared, scored) + 8 * group;
   }
+  __device__ std::uint32_t weighed(int group) const {
+    return shared + offsetof(PrefillShared, weighed) + 8 * group;
+  }
+  __device__ std::uint32_t summed() const { return shared + offsetof(PrefillShared, summed); }
 };
 
 /// Where an item lies: row r of its tile is head `head + r / tokens` of token `token + r % tokens`.
@@ -129,12 +160,14 @@ __device__ inline int picks_of(const PrefillArguments& args, int item) {
   if (args.call.counts == nullptr) return all;
   return max(0, min(all, args.call.counts[item_at<false>(args, item).token]));
 }
+template <CacheFormat kFormat>
 __device__ inline int pairs_of(int count) {
-  return (count + PrefillShape::kPairKeys - 1) / PrefillShape::kPairKeys;
+  constexpr int kKeys = PrefillBlock<kFormat>::kPairKeys;
+  return (count + kKeys - 1) / kKeys;
 }
 
 /// The producers' walk over the pairs of blocks of all of the CTA's items.
-template <bool kPacked>
+template <CacheFormat kFormat, bool kPacked>
 struct PairWalk {
   int item, pair, pairs, count, next_count;
 
@@ -153,14 +186,14 @@ struct PairWalk {
       if (item >= args.items) return;
       pair = 0;
       count = next_count;
-      pairs = pairs_of(count);
+      pairs = pairs_of<kFormat>(count);
       next_count = picks_of<kPacked>(args, item + static_cast<int>(gridDim.x));
     }
   }
   /// The pair's pick number `key`: slot, −1 = do not read, and the tokens that picked it, bits.
   __device__ void pick(const PrefillArguments& args, int key, std::int32_t& slot,
                        std::uint32_t& tokens) const {
-    const int at = pair * PrefillShape::kPairKeys + key;
+    const int at = pair * PrefillBlock<kFormat>::kPairKeys + key;
     slot = -1;
     tokens = 0;
     if (item >= args.items || at >= count) return;

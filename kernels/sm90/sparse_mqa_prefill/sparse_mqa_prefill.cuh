@@ -28,14 +28,25 @@ __device__ __forceinline__ void rescale(float (&out)[128], const float (&factor)
   for (int i = 0; i < 128; ++i) out[i] *= factor[i / 2 % 2];
 }
 
+/// d (+)= a · b of a block's scores.
+template <bool kAdds>
+__device__ __forceinline__ void start_product(float (&d)[32], std::uint32_t a, std::uint32_t b) {
+  ptx::wgmma_m64n64k16<kAdds>(d, a, b);
+}
+template <bool kAdds>
+__device__ __forceinline__ void start_product(float (&d)[24], std::uint32_t a, std::uint32_t b) {
+  ptx::wgmma_m64n48k16<kAdds>(d, a, b);
+}
+
 /// A consumer warpgroup.
-template <int kGroup, bool kPacked>
+template <int kGroup, CacheFormat kFormat, bool kPacked>
 __device__ __forceinline__ void consume(const CUtensorMap& q_map, const PrefillArguments& args,
-                                        PrefillShared& shared, const PrefillAddresses& at) {
+                                        PrefillShared& shared,
+                                        const PrefillAddresses<kFormat>& at) {
   using Shape = PrefillShape;
+  using Block = PrefillBlock<kFormat>;
+  constexpr int kKeys = Block::kKeys;
   constexpr int kOther = 1 - kGroup, kBoth = 2 * Shape::kGroupThreads;
-  constexpr int kOwnReady = kGroup == 0 ? kFirstWeights : kSecondWeights;
-  constexpr int kOtherReady = kGroup == 0 ? kSecondWeights : kFirstWeights;
   const int thread = threadIdx.x % Shape::kGroupThreads;
   const int lane = thread % 32, warp = thread / 32;
   const int row = 16 * warp + lane / 4;  // and row + 8
@@ -50,7 +61,7 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const PrefillA
   // The group's half of the value columns, of its own block and of the other.
   const auto values_of = [&](int block) {
     return uniform(ptx::swizzled_operand(
-        at.keys(block) + kGroup * Shape::kHalfSlabs * Shape::kSlabBytes, Shape::kSlabBytes));
+        at.keys(block) + kGroup * Shape::kHalfSlabs * Block::kSlabBytes, Block::kSlabBytes));
   };
   const std::uint32_t own_values = values_of(kGroup), other_values = values_of(kOther);
   const std::uint32_t other_weights = uniform(ptx::swizzled_operand(at.weights(kOther)));
@@ -60,25 +71,32 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const PrefillA
     __syncwarp();
     if (lane == 0) ptx::block_mbarrier_arrive(mbarrier);
   };
+  // Validity bits are of a token: those of 8 rows may be of as many. They are freed with the
+  // group's own values.
+  const int reader = kPacked ? lane & ~3 : 0;
+  const auto free_own_values = [&](std::uint32_t mbarrier) {
+    __syncwarp();
+    if (lane == reader) ptx::block_mbarrier_arrive(mbarrier);
+  };
   const auto load_q = [&](int item) {
     if (item >= args.items) return;
-    ptx::block_mbarrier_arrive_expecting(at.full_q(), Shape::kTileBytes);
+    ptx::block_mbarrier_arrive_expecting(at.full_q(), Shape::kQueryBytes);
     const PrefillItem to = item_at<kPacked>(args, item);
 #pragma unroll
     for (int slab = 0; slab < Shape::kSlabs; ++slab)
-      ptx::copy_box_3d(at.q() + slab * Shape::kSlabBytes, &q_map, at.full_q(), 64 * slab,
+      ptx::copy_box_3d(at.q() + slab * Shape::kQuerySlabBytes, &q_map, at.full_q(), 64 * slab,
                        static_cast<int>(to.token), to.head);
   };
   const int step_items = static_cast<int>(gridDim.x);
   if (kGroup == 1 && thread == 0) load_q(static_cast<int>(blockIdx.x));
 
-  float out[128], score[32];
-  std::uint32_t weights[16];
+  float out[128], score[kKeys / 2];
+  std::uint32_t weights[kKeys / 4];
   std::uint32_t use = 0;  // of every quarter
   int next_count = picks_of<kPacked>(args, static_cast<int>(blockIdx.x));
   std::uint32_t q_use = 0;
   for (int item = static_cast<int>(blockIdx.x); item < args.items; item += step_items, ++q_use) {
-    const int pairs = pairs_of(next_count);
+    const int pairs = pairs_of<kFormat>(next_count);
     next_count = picks_of<kPacked>(args, item + step_items);
     RowState rows = {{-HUGE_VALF, -HUGE_VALF}, {0, 0}};
     float factor[2];
@@ -88,11 +106,13 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const PrefillA
     const auto scores_of = [&](auto first, int slab) {
 #pragma unroll
       for (int s = 0; s < 4; ++s) {
-        const int bytes = slab * Shape::kSlabBytes + s * 32;
-        if (decltype(first)::value && s == 0)
-          ptx::wgmma_m64n64k16<false>(score, ptx::advance(q, bytes), ptx::advance(k, bytes));
+        constexpr bool kFirst = decltype(first)::value;
+        const std::uint32_t a = ptx::advance(q, slab * Shape::kQuerySlabBytes + s * 32);
+        const std::uint32_t b = ptx::advance(k, slab * Block::kSlabBytes + s * 32);
+        if (kFirst && s == 0)
+          start_product<false>(score, a, b);
         else
-          ptx::wgmma_m64n64k16<true>(score, ptx::advance(q, bytes), ptx::advance(k, bytes));
+          start_product<true>(score, a, b);
       }
     };
     // Of four slabs with the first of the product, and of four with the rope part.
@@ -108,15 +128,26 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const PrefillA
       scores_of(std::false_type{}, Shape::kRopeSlab);
       ptx::wgmma_commit();
     };
-    // O += P · V of the own block, then of the other's.
+    // O += P · V of the own block, then of the other's. (ptxas does not take a product of 256
+    // columns where threads start with 128 registers.)
+    const auto add_product = [&](float(&d)[128], const auto& a, std::uint32_t b) {
+      if constexpr (Block::kQuantised) {
+        constexpr int kBytes = 2 * Block::kSlabBytes;  // of 128 columns
+        ptx::wgmma_m64n128k16_n_major(reinterpret_cast<float(&)[64]>(d[0]), a, b);
+        ptx::wgmma_m64n128k16_n_major(reinterpret_cast<float(&)[64]>(d[64]), a,
+                                      ptx::advance(b, kBytes));
+      } else {
+        ptx::wgmma_m64n256k16_n_major(d, a, b);
+      }
+    };
     const auto start_own = [&] {
       ptx::pin(out);
       ptx::wgmma_fence();
 #pragma unroll
-      for (int s = 0; s < 4; ++s) {
+      for (int s = 0; s < kKeys / 16; ++s) {
         const std::uint32_t a[4] = {weights[4 * s], weights[4 * s + 1], weights[4 * s + 2],
                                     weights[4 * s + 3]};
-        ptx::wgmma_m64n256k16_n_major(out, a, ptx::advance(own_values, s * 16 * 128));
+        add_product(out, a, ptx::advance(own_values, s * 16 * 128));
       }
       ptx::wgmma_commit();
     };
@@ -124,41 +155,48 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const PrefillA
       ptx::pin(out);
       ptx::wgmma_fence();
 #pragma unroll
-      for (int s = 0; s < 4; ++s)
-        ptx::wgmma_m64n256k16_n_major(out, ptx::advance(other_weights, s * 32),
-                                      ptx::advance(other_values, s * 16 * 128));
+      for (int s = 0; s < kKeys / 16; ++s)
+        add_product(out, ptx::advance(other_weights, s * 32),
+                    ptx::advance(other_values, s * 16 * 128));
       ptx::wgmma_commit();
     };
     // The other group's weights are there: take over its reference.
     const auto take_reference = [&] {
-      ptx::named_barrier(kOtherReady, kBoth);
+      ptx::block_mbarrier_wait(at.weighed(kOther), use % 2);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float now = shared.reference[kOther][row + 8 * h];
+        const float now = load_by_quad(shared.reference[kOther][row + 8 * h]);
         factor[h] = rescaling(rows.reference[h], now);
         rows.reference[h] = now;
         rows.sum[h] *= factor[h];
       }
     };
     const auto weigh_block = [&] {
-      const auto* valid =
-          reinterpret_cast<const volatile std::uint32_t*>(shared.valid[kGroup][token_of_row]);
-      weigh(score, make_uint2(valid[0], valid[1]), scale, rows, factor, weights);
+      uint2 valid = load_valid(&shared.valid[kGroup][token_of_row], reader);
+      if constexpr (kKeys == 48) {
+        const auto join = [](std::uint32_t x) {  // 6 bits of every byte
+          return (x & 0x3F) | (x & 0x3F00) >> 2 | (x & 0x3F0000) >> 4 | (x & 0x3F000000) >> 6;
+        };
+        const std::uint32_t low = join(valid.x), high = join(valid.y);
+        valid = {low | high << 24, high >> 8 | 0xFFFF0000u};
+      }
+      weigh<kKeys>(score, valid, scale, rows, factor, weights);
     };
     const auto publish_weights = [&] {
       ptx::block_mbarrier_wait(at.scored(kGroup), use % 2);
 #pragma unroll
-      for (int s = 0; s < 4; ++s) {
+      for (int s = 0; s < kKeys / 16; ++s) {
         const std::uint32_t a[4] = {weights[4 * s], weights[4 * s + 1], weights[4 * s + 2],
                                     weights[4 * s + 3]};
         ptx::stmatrix_x4(own_weights + (((2 * s + lane / 16) ^ lane % 8) << 4), a);
       }
+      ptx::fence_shared_to_async();
+      __syncwarp();
       if (lane % 4 == 0) {
         shared.reference[kGroup][row] = rows.reference[0];
         shared.reference[kGroup][row + 8] = rows.reference[1];
+        ptx::block_mbarrier_arrive(at.weighed(kGroup));
       }
-      ptx::fence_shared_to_async();
-      ptx::named_barrier_arrive(kOwnReady, kBoth);
     };
     const auto wait_full = [&](int quarter) {
       ptx::block_mbarrier_wait(at.full(quarter), use % 2);
@@ -166,7 +204,6 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const PrefillA
     };
 
     ptx::block_mbarrier_wait(at.full_q(), q_use % 2);
-    if (pairs == 0) ptx::named_barrier(kBothGroups, kBoth);
     for (int pair = 0; pair < pairs; ++pair, ++use) {
       if constexpr (kGroup == 0) {
         wait_full(kFirstLow);
@@ -186,7 +223,7 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const PrefillA
         start_own();
         ptx::wgmma_wait<0>();
         ptx::pin(out);
-        arrive(at.empty(kFirstLow));
+        free_own_values(at.empty(kFirstLow));
         take_reference();
         rescale(out, factor);
         start_other();
@@ -223,26 +260,27 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const PrefillA
         start_own();
         ptx::wgmma_wait<0>();
         ptx::pin(out);
-        arrive(at.empty(kSecondHigh));
+        free_own_values(at.empty(kSecondHigh));
       }
     }
-    if (kGroup == 1 && pairs == 0 && thread == 0) load_q(item + step_items);
 
+    // By items in turns, so that a group may be an item ahead of the other's reading.
+    float(&sums)[2][Shape::kRows] = shared.sum[q_use % 2];
     float total[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float sum = rows.sum[h];
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
-      if (lane % 4 == 0) shared.sum[kGroup][row + 8 * h] = sum;
-      total[h] = sum;
+      if (lane % 4 == 0) sums[kGroup][row + 8 * h] = sum;
     }
-    if (pairs > 0) {
-      ptx::named_barrier(kBothGroups, kBoth);
+    if (lane % 4 == 0) ptx::block_mbarrier_arrive(at.summed());
+    ptx::block_mbarrier_wait(at.summed(), q_use % 2);
 #pragma unroll
-      for (int h = 0; h < 2; ++h)
-        total[h] = shared.sum[0][row + 8 * h] + shared.sum[1][row + 8 * h];
-    }
+    for (int h = 0; h < 2; ++h)
+      total[h] = load_by_quad(sums[0][row + 8 * h]) + load_by_quad(sums[1][row + 8 * h]);
+    // Both groups have waited for this item's queries.
+    if (kGroup == 1 && pairs == 0 && thread == 0) load_q(item + step_items);
     constexpr float kLn2 = 0.693147180559945309f;
     const PrefillItem to_item = item_at<kPacked>(args, item);
     const std::int64_t token = to_item.token + token_of_row;
@@ -278,58 +316,67 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const PrefillA
 
 #endif
 
-/// The tile product of one work item, per pair of blocks of 64 keys:
-///   S[64, 64] = Q[64, 576] · K[64, 576]ᵀ of block g by warpgroup g, both from shared memory
+/// The tile product of one work item, per pair of blocks of 64 keys (48 of quantised ones):
+///   S[64, keys] = Q[64, 576] · K[keys, 576]ᵀ of block g by warpgroup g, both from shared memory
 ///   online softmax in base 2, fp32, a quad of lanes per row; block 1 goes on where block 0 is
-///   O[64, 256g … 256g+255] += P[64, 64] · K[64, the same columns] of both blocks by warpgroup g:
+///   O[64, 256g … 256g+255] += P[64, keys] · K[keys, the same columns] of both blocks by warpgroup
+///   g:
 ///     its own block's P from registers, the other's from shared memory
 /// One CTA per SM that stays: a warpgroup that gathers and two that compute. Keys are filled and
 /// freed by quarters of a pair; the next item's keys and queries come in during the last products
 /// and the epilogue of the one before.
 template <CacheFormat kFormat, bool kPacked>
-__global__ void __launch_bounds__(PrefillShape::kThreads, 1)
+__global__ void __launch_bounds__(PrefillBlock<kFormat>::kThreads, 1)
     sparse_mqa_prefill_kernel(const __grid_constant__ CUtensorMap q_map,
                               const __grid_constant__ PrefillArguments args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Shape = PrefillShape;
-  using Registers = PrefillRegisters<kFormat>;
-  constexpr bool kQuantised = Registers::kQuantised;
+  using Block = PrefillBlock<kFormat>;
+  constexpr bool kQuantised = Block::kQuantised;
   extern __shared__ std::byte prefill_tiles[];
   __shared__ PrefillShared shared;
-  const PrefillAddresses at{(ptx::shared_address(prefill_tiles) + Shape::kAlignment - 1) /
-                                Shape::kAlignment * Shape::kAlignment,
-                            ptx::shared_address(&shared)};
+  const PrefillAddresses<kFormat> at{(ptx::shared_address(prefill_tiles) + Shape::kAlignment - 1) /
+                                         Shape::kAlignment * Shape::kAlignment,
+                                     ptx::shared_address(&shared)};
   if (threadIdx.x == 0) {
     constexpr int kWarps = Shape::kGroupThreads / 32;
     ptx::mbarrier_init(&shared.full_q, 1);
     for (int quarter = 0; quarter < kQuarters; ++quarter) {
-      // Every thread's copies: of all of a bf16 row, of a quantised one's rope part. Every warp's
-      // stores: what is decoded, and where a block begins, `valid`.
+      // Every thread's copies of bf16 rows. Every warp's stores: what is decoded, and where a block
+      // begins, `valid`.
       const bool begins = quarter == kFirstLow || quarter == kSecondHigh;
-      const bool copies = !kQuantised || !begins, stores = kQuantised || begins;
-      ptx::mbarrier_init(&shared.full[quarter],
-                         (copies ? Shape::kGroupThreads : 0) + (stores ? kWarps : 0));
-      ptx::mbarrier_init(&shared.empty[quarter], kWarps);
+      const bool copies = !kQuantised, stores = kQuantised || begins;
+      const int lanes = begins && kPacked ? PickUnion::kMaxTokens : 1;
+      ptx::mbarrier_init(&shared.full[quarter], (copies ? Shape::kGroupThreads : 0) +
+                                                    (stores ? Block::kProducerWarps * lanes : 0));
+      ptx::mbarrier_init(&shared.empty[quarter], kWarps * lanes);
     }
     ptx::mbarrier_init(&shared.scored[0], kWarps);
     ptx::mbarrier_init(&shared.scored[1], kWarps);
+    ptx::mbarrier_init(&shared.weighed[0], Shape::kGroupThreads / 4);
+    ptx::mbarrier_init(&shared.weighed[1], Shape::kGroupThreads / 4);
+    if constexpr (kQuantised)
+      for (int i = 0; i < 2 * Block::kProducerWarps; ++i)
+        ptx::mbarrier_init(&shared.stored[i / Block::kProducerWarps][i % Block::kProducerWarps],
+                           32);
+    ptx::mbarrier_init(&shared.summed, 2 * Shape::kGroupThreads / 4);
     ptx::mbarrier_init_fence();
   }
   __syncthreads();
   // From one lane, so that the compiler takes what follows from it as uniform.
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / Shape::kGroupThreads, 0);
-  if (group == 0) {
-    ptx::release_registers<Registers::kProducer>();
+  if (group < Block::kProducerGroups) {
+    ptx::release_registers<Block::kProducerRegisters>();
     if constexpr (kQuantised)
       decode_rows<kPacked>(args, shared, at);
     else
       copy_rows<kPacked>(args, shared, at);
   } else {
-    ptx::claim_registers<Registers::kConsumer>();
-    if (group == 1)
-      consume<0, kPacked>(q_map, args, shared, at);
+    ptx::claim_registers<Block::kConsumerRegisters>();
+    if (group == Block::kProducerGroups)
+      consume<0, kFormat, kPacked>(q_map, args, shared, at);
     else
-      consume<1, kPacked>(q_map, args, shared, at);
+      consume<1, kFormat, kPacked>(q_map, args, shared, at);
   }
 #endif
 }
