@@ -89,24 +89,17 @@ __device__ inline int4 load_4_or_minus_1(const std::int32_t* from, bool valid) {
   return four;
 }
 
-/// 16 or 8 bytes of memory that no one writes meanwhile, aligned; zeros, unread, unless `valid`.
-/// Volatile as above.
-__device__ inline uint4 load_16_or_0(const void* from, bool valid) {
-  uint4 value{0, 0, 0, 0};
-  asm volatile(
-      "{\n\t.reg .pred valid;\n\tsetp.ne.s32 valid, %5, 0;\n\t"
-      "@valid ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n\t}"
-      : "+r"(value.x), "+r"(value.y), "+r"(value.z), "+r"(value.w)
-      : "l"(from), "r"(static_cast<int>(valid)));
+/// 16 or 8 bytes of memory that no one writes meanwhile, aligned. Volatile, as above.
+__device__ inline uint4 load_16(const void* from) {
+  uint4 value;
+  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(from));
   return value;
 }
-__device__ inline float2 load_8_or_0(const void* from, bool valid) {
-  float2 value{0, 0};
-  asm volatile(
-      "{\n\t.reg .pred valid;\n\tsetp.ne.s32 valid, %3, 0;\n\t"
-      "@valid ld.global.nc.v2.f32 {%0, %1}, [%2];\n\t}"
-      : "+f"(value.x), "+f"(value.y)
-      : "l"(from), "r"(static_cast<int>(valid)));
+__device__ inline float2 load_8(const void* from) {
+  float2 value;
+  asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "l"(from));
   return value;
 }
 

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/latent_rows.cuh"
 #include "kernels/sm90/sparse_mqa_decode/tile.cuh"
+#include "kernels/sm90/zero_row.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 namespace sparse_mla::sm90 {
@@ -13,17 +14,19 @@ namespace sparse_mla::sm90 {
 /// The producers' walk over the pairs of blocks of all of the CTA's items.
 struct DecodeWalk {
   int item, position = 0, end = 0;  ///< first slot of the pair; end of the CTA's share
-  int passed = -1;                  ///< items that end before the pair
+  int ended = 0;                    ///< items that ended since the pair before
 
   __device__ explicit DecodeWalk(const DecodeArguments& args)
       : item(first_item(args) - args.clusters) {
     next(args);
+    --ended;  // the one before the first
   }
   __device__ void next(const DecodeArguments& args) {
+    ended = 0;
     position += DecodeShape::kPairKeys;
     while (position >= end) {
       item += args.clusters;
-      ++passed;
+      ++ended;
       if (item >= args.items) return;
       const Share share(slots_of(args, item), args.splits);
       position = share.begin;
@@ -87,14 +90,12 @@ __device__ __forceinline__ void produce(const DecodeArguments& args, DecodeShare
 
   // At the end of an item all threads of a cluster meet twice; what the consumers do in between
   // takes the place of the keys, so there is nothing that producers could do meanwhile.
-  int met = 0, passed = 0;  // items; those that end before the next pair
-  const auto meet = [&] {
+  const auto meet = [&](int items) {
     if (args.splits == 1) return;
-    for (; met < passed; ++met)
-      for (int i = 0; i < 2; ++i) {
-        ptx::cluster_arrive_relaxed();
-        ptx::cluster_wait();
-      }
+    for (int i = 0; i < 2 * items; ++i) {
+      ptx::cluster_arrive_relaxed();
+      ptx::cluster_wait();
+    }
   };
 
   DecodeWalk walk(args);
@@ -105,20 +106,24 @@ __device__ __forceinline__ void produce(const DecodeArguments& args, DecodeShare
     for (int block = 0; block < 2; ++block)
       slot[block] = walk.slot(args, block * Shape::kKeys + row);
   };
+  const auto find_row = [&](std::int32_t at_slot) {
+    const std::byte* const found = row_of_slot(args, at_slot);
+    return kQuantised ? row_or_zeros(found) : found;
+  };
   load_slots();
-  from[0] = row_of_slot(args, slot[0]);
-  from[1] = row_of_slot(args, slot[1]);
+  from[0] = find_row(slot[0]);
+  from[1] = find_row(slot[1]);
   bool live = !walk.done(args);
+  int ended = walk.ended;  // items, with the pair before
   const auto next_pair = [&] {
     live = !walk.done(args);
-    passed = walk.passed;
+    ended = walk.ended;
     walk.next(args);
     load_slots();
   };
-  passed = walk.passed;
   walk.next(args);
   load_slots();
-  meet();
+  meet(ended);
 
   std::uint32_t use = 0;
   // The consumers fence off what comes after: a fence here would wait for the loads under way.
@@ -131,7 +136,8 @@ __device__ __forceinline__ void produce(const DecodeArguments& args, DecodeShare
     ptx::block_mbarrier_wait(at.empty(quarter), use % 2 ^ 1);
   };
   const auto write_valid = [&](int block) {
-    const std::uint8_t bits = valid_bits(from[block] != nullptr);
+    const std::byte* const none = kQuantised ? row_or_zeros(nullptr) : nullptr;
+    const std::uint8_t bits = valid_bits(from[block] != none);
     if (lane == 0) shared.valid[block][warp] = bits;
   };
 
@@ -142,19 +148,17 @@ __device__ __forceinline__ void produce(const DecodeArguments& args, DecodeShare
     uint4 codes[Shape::kHalfSlabs];
     float2 scales{};
     const auto load_slab = [&](int block, int half, int slab) {
-      codes[slab] = ptx::load_16_or_0(from[block] + 256 * half + 64 * slab + 16 * piece,
-                                      from[block] != nullptr);
+      codes[slab] = ptx::load_16(from[block] + 256 * half + 64 * slab + 16 * piece);
     };
     const auto load_scales = [&](int block, int half) {
-      return ptx::load_8_or_0(from[block] + Shape::kLatent + 8 * half, from[block] != nullptr);
+      return ptx::load_8(from[block] + Shape::kLatent + 8 * half);
     };
     const auto copy_rope = [&](int block) {
-      const bool valid = from[block] != nullptr;
       const std::uint32_t to =
           target + block * Shape::kTileBytes + Shape::kRopeSlab * Shape::kSlabBytes;
-      const std::byte* rope = (valid ? from[block] : cache.data) + kRopeOffset + 32 * piece;
-      ptx::cp_async_16(to, rope, valid);
-      ptx::cp_async_16(to ^ 16, rope + 16, valid);
+      const std::byte* rope = from[block] + kRopeOffset + 32 * piece;
+      ptx::cp_async_16(to, rope);
+      ptx::cp_async_16(to ^ 16, rope + 16);
     };
     // Converts a half row; each slab's registers take the same slab of the half row after.
     const auto convert = [&](int block, int half, int next_block, int next_half) {
@@ -170,7 +174,6 @@ __device__ __forceinline__ void produce(const DecodeArguments& args, DecodeShare
     // A row's lines into L2: four lanes, 128 bytes apart, and the last two.
     const auto prefetch = [&](const std::byte* begin) {
       constexpr int kLast = kRopeOffset + 2 * Shape::kRope - 1;
-      if (begin == nullptr) return;
       ptx::prefetch_l2(begin + 128 * piece);
       if (piece < 2) ptx::prefetch_l2(begin + (piece == 0 ? 512 : kLast));
     };
@@ -190,10 +193,10 @@ __device__ __forceinline__ void produce(const DecodeArguments& args, DecodeShare
       convert(0, 1, 1, 1);
       finish(kFirstHigh, true);
 
-      from[0] = row_of_slot(args, slot[0]);
+      from[0] = find_row(slot[0]);
       prefetch(from[0]);
       const std::int32_t second = slot[1];
-      prefetch(row_of_slot(args, second));
+      prefetch(find_row(second));
       next_pair();
       begin_quarter(kSecondHigh);
       write_valid(1);
@@ -204,8 +207,8 @@ __device__ __forceinline__ void produce(const DecodeArguments& args, DecodeShare
       copy_rope(1);
       convert(1, 0, 0, 0);
       finish(kSecondLow, true);
-      from[1] = row_of_slot(args, second);
-      meet();
+      from[1] = find_row(second);
+      meet(ended);
     }
   } else {
     // The warp's eight rows in two passes of four.
@@ -245,10 +248,10 @@ __device__ __forceinline__ void produce(const DecodeArguments& args, DecodeShare
       begin_quarter(kSecondLow);
       copy_quarter(1, 0, true);
       finish(kSecondLow, true);
-      from[0] = row_of_slot(args, slot[0]);
-      from[1] = row_of_slot(args, slot[1]);
+      from[0] = find_row(slot[0]);
+      from[1] = find_row(slot[1]);
       next_pair();
-      meet();
+      meet(ended);
     }
   }
 }

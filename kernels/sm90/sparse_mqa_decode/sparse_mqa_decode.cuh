@@ -37,53 +37,52 @@ __device__ inline void write_lse(const SparseMqaCall& call, int token, int head,
   if (column >= 0 && column < call.lse.extent(1)) call.lse(head, column) = lse;
 }
 
-/// The CTA's share of the item's rows × 512 results from all parts of the cluster, at most
-/// `kParts`, in the order of its CTAs from this one on, so that not all read the same one at a
-/// time. By 256 threads; a warp takes a row's 128, 256 or 512 columns at a time: so many that all
-/// that it loads for them is on its way at once. Lane c knows what CTA c's part counts.
-template <int kParts>
+/// The CTA's share of the item's rows × 512 results from all parts of the cluster, in the order of
+/// its CTAs from this one on, so that not all read the same one at a time. By 256 threads; a lane
+/// has up to 16 loads on their way, four columns of as many parts as there are, and of a row's next
+/// 128 columns where these are 8 or 4. Lane c knows what CTA c's part counts.
 __device__ __forceinline__ void join_parts(const DecodeArguments& args, const DecodeAddresses& at,
                                            int thread, int item, int rows) {
   using Shape = DecodeShape;
-  constexpr int kVectors = Shape::kMaxSplits / kParts;  // of four columns, a lane's
-  constexpr int kColumns = 128 * kVectors, kPerRow = Shape::kLatent / kColumns;
-  constexpr int kWarps = 2 * Shape::kGroupThreads / 32;
+  constexpr int kLoads = Shape::kMaxSplits, kWarps = 2 * Shape::kGroupThreads / 32;
+  const int shift = args.splits <= 4 ? 2 : args.splits <= 8 ? 3 : 4;  // log2 of parts, at most
+  const int row_shift = shift - 2;  // log2 of a row's chunks of 128 · 16 / parts columns
   const int lane = thread % 32, rank = static_cast<int>(ptx::cluster_rank());
   const int first_head = item % args.head_tiles * Shape::kHeads;
   const std::int64_t token = item / args.head_tiles;
-  const int chunks = rows * kPerRow, end = chunks * (rank + 1) / args.splits;
+  const int chunks = rows << row_shift, end = chunks * (rank + 1) / args.splits;
   const auto in_cta = [&](std::uint32_t address, int cta) {
     return ptx::map_to_block(address, static_cast<std::uint32_t>(cta));
   };
   const auto part_of = [&](int i) {
-    return rank + i < args.splits ? rank + i : rank + i - args.splits;
+    const int part = rank + (i & ((1 << shift) - 1));
+    return part < args.splits ? part : part - args.splits;
   };
+  const auto is_part = [&](int i) { return (i & ((1 << shift) - 1)) < args.splits; };
   for (int chunk = chunks * rank / args.splits + thread / 32; chunk < end; chunk += kWarps) {
-    const int row = chunk / kPerRow, column = chunk % kPerRow * kColumns + 4 * lane;
+    const int row = chunk >> row_shift;
+    const int column = ((chunk & ((1 << row_shift) - 1)) << (11 - shift)) + 4 * lane;
     float reference = -HUGE_VALF, part_sum = 0;
     if (lane < args.splits) {
       reference = __uint_as_float(ptx::load_cluster_4(in_cta(at.part_reference() + 4 * row, lane)));
       part_sum = __uint_as_float(ptx::load_cluster_4(in_cta(at.part_sum() + 4 * row, lane)));
     }
-    float4 values[kParts][kVectors];
+    float4 values[kLoads];
 #pragma unroll
-    for (int i = 0; i < kParts; ++i)
-#pragma unroll
-      for (int v = 0; v < kVectors; ++v) {
-        values[i][v] = float4{0, 0, 0, 0};
-        if (i < args.splits)
-          values[i][v] =
-              ptx::load_cluster_16(in_cta(at.part(row) + 4 * column + 512 * v, part_of(i)));
-      }
+    for (int i = 0; i < kLoads; ++i) {
+      values[i] = float4{0, 0, 0, 0};
+      if (is_part(i))
+        values[i] = ptx::load_cluster_16(
+            in_cta(at.part(row) + 4 * column + 512 * (i >> shift), part_of(i)));
+    }
     float top = reference;
 #pragma unroll
-    for (int step = kParts / 2; step > 0; step /= 2)
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
+    for (int step = 8; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
     top = __shfl_sync(~0u, top, 0);
     const float weight = part_sum == 0.0f ? 0.0f : ptx::ex2(reference - top);
     float total = weight * part_sum;
 #pragma unroll
-    for (int step = kParts / 2; step > 0; step /= 2) total += __shfl_xor_sync(~0u, total, step);
+    for (int step = 8; step > 0; step /= 2) total += __shfl_xor_sync(~0u, total, step);
     total = __shfl_sync(~0u, total, 0);
     const bool empty = total == 0.0f;
     const float lse = empty ? -HUGE_VALF : (top + log2f(total)) * kDecodeLn2;
@@ -91,23 +90,23 @@ __device__ __forceinline__ void join_parts(const DecodeArguments& args, const De
     if (args.call.sink.data_handle() != nullptr)
       factor *= sink_factor(args.call.sink(first_head + row), lse);
     if (column == 0) write_lse(args.call, static_cast<int>(token), first_head + row, lse);
-    float4 sum[kVectors] = {};
+    auto* to = reinterpret_cast<uint2*>(address(args.call.out, token, first_head + row, column));
+    float4 sum{0, 0, 0, 0};
 #pragma unroll
-    for (int i = 0; i < kParts; ++i) {
+    for (int i = 0; i < kLoads; ++i) {
       const float share = __shfl_sync(~0u, weight * factor, part_of(i));
-      if (i >= args.splits || share == 0.0f) continue;  // it may have written nothing
-#pragma unroll
-      for (int v = 0; v < kVectors; ++v) {
-        sum[v].x = fmaf(share, values[i][v].x, sum[v].x);
-        sum[v].y = fmaf(share, values[i][v].y, sum[v].y);
-        sum[v].z = fmaf(share, values[i][v].z, sum[v].z);
-        sum[v].w = fmaf(share, values[i][v].w, sum[v].w);
+      if (is_part(i) && share != 0.0f) {  // of no weight: it may have written nothing
+        sum.x = fmaf(share, values[i].x, sum.x);
+        sum.y = fmaf(share, values[i].y, sum.y);
+        sum.z = fmaf(share, values[i].z, sum.z);
+        sum.w = fmaf(share, values[i].w, sum.w);
+      }
+      if (i % 4 == 3 && (i + 1) % (1 << shift) == 0) {
+        *to = uint2{ptx::pack_bf16(sum.x, sum.y), ptx::pack_bf16(sum.z, sum.w)};
+        to += 128 / 4;
+        sum = float4{0, 0, 0, 0};
       }
     }
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v)
-      *reinterpret_cast<uint2*>(address(args.call.out, token, first_head + row, column + 128 * v)) =
-          uint2{ptx::pack_bf16(sum[v].x, sum[v].y), ptx::pack_bf16(sum[v].z, sum[v].w)};
   }
 }
 
@@ -356,12 +355,7 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const DecodeAr
       ptx::cluster_arrive();  // all parts are there
       ptx::cluster_wait();
       const int both_thread = static_cast<int>(threadIdx.x) - Shape::kProducerThreads;
-      if (args.splits <= 4)
-        join_parts<4>(args, at, both_thread, item, item_rows);
-      else if (args.splits <= 8)
-        join_parts<8>(args, at, both_thread, item, item_rows);
-      else
-        join_parts<Shape::kMaxSplits>(args, at, both_thread, item, item_rows);
+      join_parts(args, at, both_thread, item, item_rows);
       ptx::cluster_arrive();  // and have been read
       ptx::cluster_wait();
       if (pairs > 0) {

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/latent_rows.cuh"
 #include "kernels/sm90/sparse_mqa_prefill/prefill_tile.cuh"
+#include "kernels/sm90/zero_row.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 namespace sparse_mla::sm90 {
@@ -76,10 +77,6 @@ __device__ __forceinline__ void copy_rows(const PrefillArguments& args, PrefillS
   }
 }
 
-/// What a row that is not to be read is copied from: 0 · 0 are the zeros that it stands for.
-__device__ const uint4
-    kZeroRow[(cuda::ds_mla_rope_offset(PrefillShape::kLatent) + 2 * PrefillShape::kRope) / 16] = {};
-
 /// Two producer warpgroups decode rows of fp8_ds_mla (e4m3 · scale, rounded once to bf16: what
 /// `gather` promises). Warp w serves rows 6w … 6w + 5 of both blocks. cp.async brings what a
 /// quarter takes of them to the warp's own place in shared memory; the warp takes it from there to
@@ -138,8 +135,7 @@ __device__ __forceinline__ void decode_rows(const PrefillArguments& args, Prefil
     for (int pass = 0; pass < kPasses; ++pass) {
       const int source = 16 * block + pass * kRowsAtOnce + in_pass;
       const std::byte* row = cache.data + std::int64_t{__shfl_sync(~0u, offset, source)} * 16;
-      if ((rows >> source & 1) == 0) row = reinterpret_cast<const std::byte*>(kZeroRow);
-      to_copy[pass] = row + 16 * unit;
+      to_copy[pass] = row_or_zeros((rows >> source & 1) != 0 ? row : nullptr) + 16 * unit;
     }
   };
   // What a block's quarter takes of its rows: half a row's codes, scales and with the second
