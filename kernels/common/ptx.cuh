@@ -265,12 +265,6 @@ __device__ inline void mbarrier_arrive_expecting(std::uint64_t* mbarrier, std::u
       "r"(bytes)
       : "memory");
 }
-/// One arrival at an mbarrier of any block of the cluster, by map_to_block()'s address; what this
-/// thread did before it is seen by those that wait with mbarrier_wait().
-__device__ inline void mbarrier_arrive_in_cluster(std::uint32_t mbarrier) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(mbarrier)
-               : "memory");
-}
 /// Waits for the end of the phase of that parity (0 first); what other blocks stored is seen.
 __device__ inline void mbarrier_wait(std::uint64_t* mbarrier, std::uint32_t parity) {
   asm volatile(
