@@ -36,6 +36,7 @@ struct DecodeTest {
   int requests = 2, query_len = 1;  // every request has so many tokens
   int topk = 200;
   bool aligned = true;  // rows start at multiples of 16 bytes
+  bool uneven = false;  // rows, their parts and queries of very different sizes
 
   int tokens() const { return requests * query_len; }
   SparseMqaProblem problem() const { return {heads, kLora, kRope, topk, format, tokens()}; }
@@ -44,7 +45,7 @@ struct DecodeTest {
 std::ostream& operator<<(std::ostream& out, const DecodeTest& p) {
   return out << support::name_of(p.format) << ", " << p.heads << " heads, pages of " << p.block_size
              << ", " << p.requests << " x " << p.query_len << " tokens, topk " << p.topk
-             << (p.aligned ? "" : ", unaligned rows");
+             << (p.aligned ? "" : ", unaligned rows") << (p.uneven ? ", of uneven sizes" : "");
 }
 
 // Every third slot is not to be read: −1 or out of range. Tokens of one request share most picks;
@@ -99,14 +100,19 @@ struct DecodeData {
           if (!is_read(token, i) || written[static_cast<std::size_t>(slot)]) continue;
           written[static_cast<std::size_t>(slot)] = true;
           std::vector<bfloat16> row;
+          // Uneven: rows of very different sizes, some with a rope part that outweighs the rest.
+          const float size = p.uneven ? std::ldexp(1.0f, -(slot % 13)) : 1;
+          const float rope_size = p.uneven && slot % 5 == 0 ? 8 : size;
           for (int d = 0; d < kWidth; ++d)
-            row.push_back(value(d < kLora ? static_cast<float>(1 << d / 128) / 8 : 1));
+            row.push_back(
+                value(d < kLora ? size * static_cast<float>(1 << d / 128) / 8 : rope_size));
           support::encode_latent_row(format, row.data(), call.cache.row(slot));
         }
         lse_tokens.push_back(p.tokens() - 1 - token);
       }
     }
-    for (int i = 0; i < p.tokens() * p.heads * kWidth; ++i) q.push_back(value(1));
+    for (int i = 0; i < p.tokens() * p.heads * kWidth; ++i)
+      q.push_back(value(p.uneven ? std::ldexp(1.0f, i / kWidth % p.heads % 9 - 6) : 1));
     for (int h = 0; h < p.heads; ++h) sink.push_back(static_cast<float>(h % 5) - 2);
     out = poisoned<bfloat16>(std::int64_t{p.tokens()} * p.heads * kLora);
     lse = poisoned<float>(std::int64_t{p.tokens()} * p.heads);
@@ -238,6 +244,7 @@ std::vector<DecodeTest> problems() {
     list.push_back({format, 16, 64, 480, 1, 96});
     list.push_back({format, 8, 61, 132, 8, 48});
     for (const int heads : {64, 100}) list.push_back({format, heads, 64, 70, 1, 145});
+    for (const int heads : {16, 64}) list.push_back({format, heads, 64, 150, 1, 97, true, true});
   }
   return list;
 }

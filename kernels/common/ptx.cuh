@@ -25,6 +25,16 @@ __device__ inline void cp_async_16(void* shared, const void* global, bool valid 
   cp_async_16(shared_address(shared), global, valid);
 }
 
+/// The same unless `copies` is false, without a branch.
+__device__ inline void cp_async_16_if(std::uint32_t shared, const void* global, bool valid,
+                                      bool copies) {
+  asm volatile(
+      "{\n\t.reg .pred copies;\n\tsetp.ne.s32 copies, %3, 0;\n\t"
+      "@copies cp.async.cg.shared.global [%0], [%1], 16, %2;\n\t}" ::"r"(shared),
+      "l"(global), "r"(valid ? 16 : 0), "r"(static_cast<int>(copies))
+      : "memory");
+}
+
 /// 4 bytes global → shared, both 4-byte aligned.
 __device__ inline void cp_async_4(void* shared, const void* global) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(shared)), "l"(global)
@@ -43,16 +53,24 @@ __device__ inline void store_shared_4(std::uint32_t shared, std::uint32_t value)
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared), "r"(value) : "memory");
 }
 
-/// 8 bytes to registers, 8-byte aligned.
+/// 8 bytes to registers, 8-byte aligned, from `kOffset` bytes further.
+template <int kOffset = 0>
 __device__ inline uint2 load_shared_8(std::uint32_t shared) {
   uint2 value;
-  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "r"(shared));
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2 + %3];"
+               : "=r"(value.x), "=r"(value.y)
+               : "r"(shared), "n"(kOffset));
   return value;
 }
 /// 4 bytes, 4-byte aligned.
 __device__ inline float load_shared_float(std::uint32_t shared) {
   float value;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(shared));
+  return value;
+}
+__device__ inline std::uint32_t load_shared_4(std::uint32_t shared) {
+  std::uint32_t value;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(shared));
   return value;
 }
 /// 16 bytes to registers, 16-byte aligned.
@@ -182,6 +200,13 @@ __device__ inline float max_nan(float a, float b) {
 __device__ inline std::uint32_t pack_bf16(float low, float high) {
   std::uint32_t packed;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+/// The same as fp16, exact up to 65,504.
+__device__ inline std::uint32_t pack_f16(float low, float high) {
+  std::uint32_t packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
 }
 

@@ -91,6 +91,14 @@ __device__ inline std::uint32_t advance(std::uint32_t operand, int bytes) {
 /// bits 62 … 63 = 1, the 128-byte swizzle.
 __device__ constexpr std::uint32_t swizzled_operand_upper() { return 8 * 128 / 16 | 1u << 30; }
 
+/// Types of a product's numbers, as the instructions spell them: fp32 accumulators, two operands.
+struct Bf16Product {
+  static constexpr char kTypes[] = "f32.bf16.bf16";
+};
+struct F16Product {
+  static constexpr char kTypes[] = "f32.f16.f16";
+};
+
 /// Before the first wgmma of a group whose registers the warpgroup has touched.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit() {
@@ -136,13 +144,13 @@ __device__ inline void wgmma_m64n128k16(float (&d)[64], std::uint32_t a, std::ui
         "+f"(d[63])
       : "r"(a), "r"(b), "n"(swizzled_operand_upper()));
 }
-template <bool kAdds, bool kNMajor>
+template <bool kAdds, bool kNMajor, class Product = Bf16Product>
 __device__ inline void wgmma_m64n128k16(float (&d)[64], std::uint32_t a0, std::uint32_t a1,
                                         std::uint32_t a2, std::uint32_t a3, std::uint32_t b) {
   asm volatile(
       "{\n\t.reg .pred adds;\n\t.reg .b64 b;\n\tsetp.ne.s32 adds, %70, 0;\n\tmov.b64 b, {%68, "
       "%69};\n\t"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "wgmma.mma_async.sync.aligned.m64n128k16.%72 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
       "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "
       "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, "
@@ -159,19 +167,21 @@ __device__ inline void wgmma_m64n128k16(float (&d)[64], std::uint32_t a0, std::u
         "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
         "+f"(d[63])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b), "n"(swizzled_operand_upper()),
-        "n"(kAdds ? 1 : 0), "n"(kNMajor ? 1 : 0));
+        "n"(kAdds ? 1 : 0), "n"(kNMajor ? 1 : 0), "C"(Product::kTypes));
 }
 
 /// The same with a from registers or shared memory, b N-major; adds.
+template <class Product = Bf16Product>
 __device__ inline void wgmma_m64n128k16_n_major(float (&d)[64], const std::uint32_t (&a)[4],
                                                 std::uint32_t b) {
-  wgmma_m64n128k16<true, true>(d, a[0], a[1], a[2], a[3], b);
+  wgmma_m64n128k16<true, true, Product>(d, a[0], a[1], a[2], a[3], b);
 }
+template <class Product = Bf16Product>
 __device__ inline void wgmma_m64n128k16_n_major(float (&d)[64], std::uint32_t a, std::uint32_t b) {
   asm volatile(
       "{\n\t.reg .b64 a, b;\n\t"
       "mov.b64 a, {%64, %66};\n\tmov.b64 b, {%65, %66};\n\t"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "wgmma.mma_async.sync.aligned.m64n128k16.%67 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
       "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, "
       "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, "
@@ -187,7 +197,7 @@ __device__ inline void wgmma_m64n128k16_n_major(float (&d)[64], std::uint32_t a,
         "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
         "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
         "+f"(d[63])
-      : "r"(a), "r"(b), "n"(swizzled_operand_upper()));
+      : "r"(a), "r"(b), "n"(swizzled_operand_upper()), "C"(Product::kTypes));
 }
 
 /// d[64, 64] (+)= a[64, 16] · b[16, 64], as wgmma_m64n128k16: both from shared memory, K-major.
@@ -209,12 +219,12 @@ __device__ inline void wgmma_m64n64k16(float (&d)[32], std::uint32_t a, std::uin
 }
 
 /// d[64, 48] (+)= a[64, 16] · b[16, 48], likewise.
-template <bool Adds>
+template <bool Adds, class Product = Bf16Product>
 __device__ inline void wgmma_m64n48k16(float (&d)[24], std::uint32_t a, std::uint32_t b) {
   asm volatile(
       "{\n\t.reg .pred adds;\n\t.reg .b64 a, b;\n\tsetp.ne.s32 adds, %26, 0;\n\t"
       "mov.b64 a, {%24, %27};\n\tmov.b64 b, {%25, %27};\n\t"
-      "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 "
+      "wgmma.mma_async.sync.aligned.m64n48k16.%28 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
       "%20, %21, %22, %23}, "
       "a, b, adds, 1, 1, 0, 0;\n\t}"
@@ -222,7 +232,7 @@ __device__ inline void wgmma_m64n48k16(float (&d)[24], std::uint32_t a, std::uin
         "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
         "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
         "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
-      : "r"(a), "r"(b), "n"(Adds ? 1 : 0), "n"(swizzled_operand_upper()));
+      : "r"(a), "r"(b), "n"(Adds ? 1 : 0), "n"(swizzled_operand_upper()), "C"(Product::kTypes));
 }
 
 /// d[64, 256] += a[64, 16] · b[16, 256], b MN-major; a from registers, or K-major from shared

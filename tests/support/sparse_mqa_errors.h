@@ -15,10 +15,11 @@ struct SparseMqaErrors {
 /// Tensor cores take weights rounded to bf16; Hopper's take dequantised numbers so too, as gathers
 /// leave them.
 inline SparseMqaErrors sparse_mqa_errors(const std::string& entry, CacheFormat format) {
-  constexpr double kHalfUlp = 0x1p-8;  // of bf16
-  const bool hopper = entry.starts_with("sm90_");
-  return {hopper || entry == "cuda_mma" ? kHalfUlp : 0,
-          hopper && format != CacheFormat::bf16 ? kHalfUlp : 0};
+  constexpr double kHalfUlp = 0x1p-8, kHalfUlpOfF16 = 0x1p-11;
+  const bool hopper = entry.starts_with("sm90_"), quantised = format != CacheFormat::bf16;
+  // The prefill kernel rounds what a number is multiplied by, and the product.
+  const double number = entry == "sm90_decode" ? kHalfUlp : 2 * kHalfUlpOfF16;
+  return {hopper || entry == "cuda_mma" ? kHalfUlp : 0, hopper && quantised ? number : 0};
 }
 
 }  // namespace sparse_mla::support

@@ -41,22 +41,21 @@ struct PrefillBlock {
   /// Of a block: its last slab, the rope part, makes place for weights of 64 rows.
   static constexpr int kBytes =
       PrefillShape::kRopeSlab * kSlabBytes + PrefillShape::kQuerySlabBytes;
-  /// A quantised row's place: the first quarter's 256 codes and the scales; the second's, the
-  /// scales and the rope part.
-  static constexpr int kFirstBytes = 256 + 16, kSecondBytes = 256 + 16 + 128;
-  static constexpr int kStoredBytes = kFirstBytes + kSecondBytes;
+  /// A quantised row's place: its 656 bytes begin at the same sixteenth of a line of 128 bytes as
+  /// in memory, for cp.async takes a turn for each pair of lines that it reads from and writes to.
+  static constexpr int kStoredBytes = 6 * 128;
   static constexpr int kSharedBytes = PrefillShape::kQueryBytes + 2 * kBytes +
                                       (kQuantised ? kKeys * kStoredBytes : 0) +
                                       PrefillShape::kAlignment;
-  /// A warpgroup gathers and two compute; decoding takes two, for one warp of a scheduler waits for
-  /// itself half of the time.
+  /// A warpgroup gathers and two compute; of quantised rows two gather: in each a warp copies and
+  /// three decode.
   static constexpr int kProducerGroups = kQuantised ? 2 : 1;
   static constexpr int kThreads = (kProducerGroups + 2) * PrefillShape::kGroupThreads;
-  static constexpr int kProducerWarps = kProducerGroups * PrefillShape::kGroupThreads / 32;
-  static constexpr int kWarpKeys = kKeys / kProducerWarps;  ///< of a producer warp
+  static constexpr int kFillers = kQuantised ? 6 : 4;  ///< producer warps that fill quarters
+  static constexpr int kFillerKeys = kKeys / kFillers;
   /// Registers per thread: together no more than a CTA starts with, or it would wait for them in
   /// vain: 168 · 384 and 128 · 512.
-  static constexpr int kProducerRegisters = kQuantised ? 72 : 72;
+  static constexpr int kProducerRegisters = 72;
   static constexpr int kConsumerRegisters = kQuantised ? 184 : 216;
 };
 
@@ -91,14 +90,23 @@ struct PrefillShared {
   std::uint64_t scored[2];  ///< every warp of the group has its scores: the rope slab may change
   /// The block's weights are there for the other group, and what they are relative to.
   std::uint64_t weighed[2];
-  std::uint64_t summed;  ///< both groups' sums of weights are there
-  std::uint64_t stored[2]
-                      [8];  ///< [quarter of the block][producer warp] its quantised rows are there
-  /// [block][token of the item], bits: 16 or 6 of each producer warp, in 2 bytes or 1.
+  std::uint64_t summed;   ///< both groups' sums of weights are there
+  std::uint64_t ready_q;  ///< quantised rows only: the queries are fp16
+  /// A block's quantised rows as they are stored, [decoding warp]: they are there; they have been
+  /// read.
+  std::uint64_t stored[6], taken[6];
+  /// [block][token of the item], bits: 16 or 8 of each filler, in 2 bytes or 1.
   std::uint64_t valid[2][PickUnion::kMaxTokens];
+  /// The same of the block that is stored, [decoding warp][token]; kIsBlock: there is one; above,
+  /// of the warp's row of that number, the sixteenth of its place where it begins.
+  std::uint16_t picked[6][PickUnion::kMaxTokens];
+  static constexpr std::uint32_t kIsBlock = 1 << 8, kBeginShift = 12;
   /// What the exponents of the weights are relative to after a block: [group][row]
   float reference[2][PrefillShape::kRows];
   float sum[2][2][PrefillShape::kRows];  ///< sums of weights: [parity of the item][group][row]
+  // Quantised rows only: powers of two (scaled_f16.cuh).
+  float key_divisor[2][8];                   ///< [block][eight keys] what they were divided by
+  float query_divisor[PrefillShape::kRows];  ///< what they were divided by
 };
 
 /// Named barriers, 256 threads but the first.
@@ -118,10 +126,13 @@ struct PrefillAddresses {
   __device__ std::uint32_t weights(int block) const {
     return keys(block) + PrefillShape::kRopeSlab * Block::kSlabBytes;
   }
-  /// Quantised rows as they are stored.
-  __device__ std::uint32_t stored_rows() const { return keys(2); }
-  __device__ std::uint32_t stored(int side, int warp) const {
-    return shared + offsetof(PrefillShared, stored) + 8 * (8 * side + warp);
+  /// A quantised row as it is stored.
+  __device__ std::uint32_t stored_row(int row) const { return keys(2) + row * Block::kStoredBytes; }
+  __device__ std::uint32_t stored(int warp) const {
+    return shared + offsetof(PrefillShared, stored) + 8 * warp;
+  }
+  __device__ std::uint32_t taken(int warp) const {
+    return shared + offsetof(PrefillShared, taken) + 8 * warp;
   }
   __device__ std::uint32_t full_q() const { return shared + offsetof(PrefillShared, full_q); }
   __device__ std::uint32_t full(int quarter) const {
@@ -136,6 +147,10 @@ struct PrefillAddresses {
   __device__ std::uint32_t weighed(int group) const {
     return shared + offsetof(PrefillShared, weighed) + 8 * group;
   }
+  __device__ std::uint32_t key_divisors(int block) const {
+    return shared + offsetof(PrefillShared, key_divisor) + 8 * sizeof(float) * block;
+  }
+  __device__ std::uint32_t ready_q() const { return shared + offsetof(PrefillShared, ready_q); }
   __device__ std::uint32_t summed() const { return shared + offsetof(PrefillShared, summed); }
 };
 
