@@ -107,7 +107,7 @@ __device__ inline int4 load_4_or_minus_1(const std::int32_t* from, bool valid) {
   return four;
 }
 
-/// 16 or 4 bytes of memory that no one writes meanwhile, aligned. Volatile, as above.
+/// 16 or 8 bytes of memory that no one writes meanwhile, aligned. Volatile, as above.
 __device__ inline uint4 load_16(const void* from) {
   uint4 value;
   asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -115,9 +115,9 @@ __device__ inline uint4 load_16(const void* from) {
                : "l"(from));
   return value;
 }
-__device__ inline float load_4(const void* from) {
-  float value;
-  asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(value) : "l"(from));
+__device__ inline float2 load_8(const void* from) {
+  float2 value;
+  asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "l"(from));
   return value;
 }
 

@@ -40,51 +40,6 @@ __device__ inline std::uint32_t bf16x2_to_f16x2(std::uint32_t pair, float factor
                        __uint_as_float(pair & 0xFFFF0000u) * factor);
 }
 
-/// The latent part of 64 rows of queries, in slabs of 64 columns, bf16, in place to fp16, each row
-/// divided by a power of two of its own so that it stays within the range: `divisor`, [64]. For all
-/// threads of both consumer warpgroups, four to a row.
-template <int kLatent>
-__device__ __forceinline__ void queries_to_f16(std::uint32_t q, int rows, int thread,
-                                               float* divisor) {
-  constexpr int kChunks = kLatent / 8 / 4, kSlabBytes = 64 * 128;
-  const int row = thread / 4;
-  if (row / 8 * 8 >= rows) {  // none of the warp's
-    if (thread % 4 == 0) divisor[row] = 1;
-    return;
-  }
-  // Sixteen bytes of half a slab, halves by turns of the row's parity, so that eight lanes touch
-  // each bank once.
-  const auto place = [&](int i) {
-    const int chunk = thread % 4 + 4 * ((i ^ row) & 1);
-    return q + i / 2 * kSlabBytes + row * 128 + ((chunk ^ row % 8) << 4);
-  };
-  uint4 chunks[kChunks];
-  __nv_bfloat162 top{};
-  const auto as_pair = [](std::uint32_t bits) {
-    return *reinterpret_cast<const __nv_bfloat162*>(&bits);
-  };
-#pragma unroll
-  for (int i = 0; i < kChunks; ++i) {
-    chunks[i] = ptx::load_shared_16(place(i));
-    const std::uint32_t words[4] = {chunks[i].x, chunks[i].y, chunks[i].z, chunks[i].w};
-#pragma unroll
-    for (const std::uint32_t word : words) top = __hmax2(top, __habs2(as_pair(word)));
-  }
-  float most = fmaxf(__low2float(top), __high2float(top));
-  most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-  most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-  const PowerOfTwo power = PowerOfTwo::that_fits(most);
-  if (thread % 4 == 0) divisor[row] = power.value();
-  const float factor = power.inverse();
-#pragma unroll
-  for (int i = 0; i < kChunks; ++i) {
-    const std::uint32_t numbers[4] = {
-        bf16x2_to_f16x2(chunks[i].x, factor), bf16x2_to_f16x2(chunks[i].y, factor),
-        bf16x2_to_f16x2(chunks[i].z, factor), bf16x2_to_f16x2(chunks[i].w, factor)};
-    ptx::store_shared_16(place(i), numbers);
-  }
-}
-
 /// Four e4m3 numbers · factor, each rounded once; `factor`: twice the same.
 __device__ inline void scale_e4m3x4(std::uint32_t codes, std::uint32_t factor, std::uint32_t& low,
                                     std::uint32_t& high) {

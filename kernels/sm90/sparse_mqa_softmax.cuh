@@ -135,20 +135,6 @@ __device__ inline uint2 load_valid(const void* bits, int source) {
                        static_cast<const volatile std::uint32_t*>(bits)[1]);
   return {__shfl_sync(~0u, valid.x, source), __shfl_sync(~0u, valid.y, source)};
 }
-/// Values that the warp's first lane alone reads, aligned to 16 bytes.
-template <int kCount>
-__device__ inline void load_by_first(const float* shared, float (&value)[kCount]) {
-  static_assert(kCount % 4 == 0);
-#pragma unroll
-  for (int i = 0; i < kCount; i += 4) {
-    uint4 four{};
-    if (threadIdx.x % 32 == 0) four = ptx::load_shared_16(ptx::shared_address(shared + i));
-    value[i] = __uint_as_float(__shfl_sync(~0u, four.x, 0));
-    value[i + 1] = __uint_as_float(__shfl_sync(~0u, four.y, 0));
-    value[i + 2] = __uint_as_float(__shfl_sync(~0u, four.z, 0));
-    value[i + 3] = __uint_as_float(__shfl_sync(~0u, four.w, 0));
-  }
-}
 /// A row's value, which the first lane of its quad alone reads.
 __device__ inline float load_by_quad(const float& shared) {
   const int lane = static_cast<int>(threadIdx.x % 32);

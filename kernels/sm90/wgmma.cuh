@@ -201,12 +201,12 @@ __device__ inline void wgmma_m64n128k16_n_major(float (&d)[64], std::uint32_t a,
 }
 
 /// d[64, 64] (+)= a[64, 16] · b[16, 64], as wgmma_m64n128k16: both from shared memory, K-major.
-template <bool Adds, class Product = Bf16Product>
+template <bool Adds>
 __device__ inline void wgmma_m64n64k16(float (&d)[32], std::uint32_t a, std::uint32_t b) {
   asm volatile(
       "{\n\t.reg .pred adds;\n\t.reg .b64 a, b;\n\tsetp.ne.s32 adds, %34, 0;\n\t"
       "mov.b64 a, {%32, %35};\n\tmov.b64 b, {%33, %35};\n\t"
-      "wgmma.mma_async.sync.aligned.m64n64k16.%36 "
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
       "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
       "a, b, adds, 1, 1, 0, 0;\n\t}"
@@ -215,7 +215,7 @@ __device__ inline void wgmma_m64n64k16(float (&d)[32], std::uint32_t a, std::uin
         "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
         "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
         "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "r"(a), "r"(b), "n"(Adds ? 1 : 0), "n"(swizzled_operand_upper()), "C"(Product::kTypes));
+      : "r"(a), "r"(b), "n"(Adds ? 1 : 0), "n"(swizzled_operand_upper()));
 }
 
 /// d[64, 48] (+)= a[64, 16] · b[16, 48], likewise.

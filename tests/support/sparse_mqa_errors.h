@@ -12,13 +12,14 @@ struct SparseMqaErrors {
   double weight = 0, number = 0;
 };
 
-/// Tensor cores take weights rounded to bf16; Hopper's take dequantised numbers as fp16, once what
-/// they are multiplied by has been rounded to it.
+/// Tensor cores take weights rounded to bf16; Hopper's take dequantised numbers so too, as gathers
+/// leave them.
 inline SparseMqaErrors sparse_mqa_errors(const std::string& entry, CacheFormat format) {
   constexpr double kHalfUlp = 0x1p-8, kHalfUlpOfF16 = 0x1p-11;
   const bool hopper = entry.starts_with("sm90_"), quantised = format != CacheFormat::bf16;
-  return {hopper || entry == "cuda_mma" ? kHalfUlp : 0,
-          hopper && quantised ? 2 * kHalfUlpOfF16 : 0};
+  // The prefill kernel rounds what a number is multiplied by, and the product.
+  const double number = entry == "sm90_decode" ? kHalfUlp : 2 * kHalfUlpOfF16;
+  return {hopper || entry == "cuda_mma" ? kHalfUlp : 0, hopper && quantised ? number : 0};
 }
 
 }  // namespace sparse_mla::support

@@ -1,12 +1,10 @@
-/// The producers of `sparse_mqa` decode on Hopper: rows of the cache into swizzled tiles, quantised
-/// ones as fp16 but for their rope part.
+/// The producers of `sparse_mqa` decode on Hopper: rows of the cache into swizzled tiles of bf16.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "kernels/cuda/latent_rows.cuh"
-#include "kernels/sm90/scaled_f16.cuh"
 #include "kernels/sm90/sparse_mqa_decode/tile.cuh"
 #include "kernels/sm90/zero_row.cuh"
 
@@ -61,16 +59,17 @@ __device__ inline std::uint8_t valid_bits(bool valid) {
   return static_cast<std::uint8_t>(__ballot_sync(~0u, of_row != 0));
 }
 
-/// Of one slab: e4m3 · factor (twice the same, fp16). `to`: 16-byte chunk 2 · piece of the row's
+/// Of one slab: e4m3 · scale, each rounded once to bf16. `to`: 16-byte chunk 2 · piece of the row's
 /// 128 bytes, swizzled; the next chunk is at its address ^ 16.
-__device__ __forceinline__ void store_slab(std::uint32_t to, const uint4& codes,
-                                           std::uint32_t factor) {
+__device__ __forceinline__ void store_slab(std::uint32_t to, const uint4& codes, float scale) {
+  using cuda::scale_e4m3x2_to_bf16x2;
   const std::uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
 #pragma unroll
   for (int chunk = 0; chunk < 2; ++chunk) {
-    std::uint32_t numbers[4];
-    scale_e4m3x4(words[2 * chunk], factor, numbers[0], numbers[1]);
-    scale_e4m3x4(words[2 * chunk + 1], factor, numbers[2], numbers[3]);
+    const std::uint32_t a = words[2 * chunk], b = words[2 * chunk + 1];
+    const std::uint32_t numbers[4] = {
+        scale_e4m3x2_to_bf16x2(a, scale), scale_e4m3x2_to_bf16x2(a >> 16, scale),
+        scale_e4m3x2_to_bf16x2(b, scale), scale_e4m3x2_to_bf16x2(b >> 16, scale)};
     ptx::store_shared_16(chunk == 0 ? to : to ^ 16, numbers);
   }
 }
@@ -145,29 +144,14 @@ __device__ __forceinline__ void produce(const DecodeArguments& args, DecodeShare
   if constexpr (kQuantised) {
     constexpr int kRopeOffset = cuda::ds_mla_rope_offset(Shape::kLatent);
     const std::uint32_t target = at.keys(0) + row * 128 + ((2 * piece ^ row % 8) << 4);
-    // Of a half row, 16 of each slab; one of the row's four scales, and · what the row is divided
-    // by, twice.
+    // Of a half row, 16 of each slab; the half's two scales.
     uint4 codes[Shape::kHalfSlabs];
-    float scale;
-    __half2 factor;
+    float2 scales{};
     const auto load_slab = [&](int block, int half, int slab) {
       codes[slab] = ptx::load_16(from[block] + 256 * half + 64 * slab + 16 * piece);
     };
-    const auto load_scale = [&](int block) {
-      scale = ptx::load_4(from[block] + Shape::kLatent + 4 * piece);
-    };
-    // The warp's eight rows of a block are divided by one power of two (scaled_f16.cuh).
-    float divisor;
-    const auto find_factor = [&] {
-      constexpr float kLargestE4m3 = 448;
-      // Numbers that are not negative are in the order of their bits.
-      const std::uint32_t most = __reduce_max_sync(~0u, __float_as_uint(fabsf(scale)));
-      const PowerOfTwo power = PowerOfTwo::that_fits(kLargestE4m3 * __uint_as_float(most));
-      factor = __float2half2_rn(scale * power.inverse());
-      divisor = power.value();
-    };
-    const auto write_divisor = [&](int block) {
-      if (lane == 0) shared.key_divisor[block][warp] = divisor;
+    const auto load_scales = [&](int block, int half) {
+      return ptx::load_8(from[block] + Shape::kLatent + 8 * half);
     };
     const auto copy_rope = [&](int block) {
       const std::uint32_t to =
@@ -176,18 +160,16 @@ __device__ __forceinline__ void produce(const DecodeArguments& args, DecodeShare
       ptx::cp_async_16(to, rope);
       ptx::cp_async_16(to ^ 16, rope + 16);
     };
-    // Converts a half row; each slab's registers take the same slab of the half row after. The next
-    // block's scales are asked for before its codes: they are needed first.
+    // Converts a half row; each slab's registers take the same slab of the half row after.
     const auto convert = [&](int block, int half, int next_block, int next_half) {
-      if (next_block != block) load_scale(next_block);
 #pragma unroll
       for (int s = 0; s < Shape::kHalfSlabs; ++s) {
-        const __half2 of_part = __shfl_sync(~0u, factor, lane / 4 * 4 + 2 * half + s / 2);
         store_slab(
             target + block * Shape::kTileBytes + (half * Shape::kHalfSlabs + s) * Shape::kSlabBytes,
-            codes[s], *reinterpret_cast<const std::uint32_t*>(&of_part));
+            codes[s], s < 2 ? scales.x : scales.y);
         load_slab(next_block, next_half, s);
       }
+      scales = load_scales(next_block, next_half);
     };
     // A row's lines into L2: four lanes, 128 bytes apart, and the last two.
     const auto prefetch = [&](const std::byte* begin) {
@@ -195,16 +177,14 @@ __device__ __forceinline__ void produce(const DecodeArguments& args, DecodeShare
       ptx::prefetch_l2(begin + 128 * piece);
       if (piece < 2) ptx::prefetch_l2(begin + (piece == 0 ? 512 : kLast));
     };
-    load_scale(0);
 #pragma unroll
     for (int s = 0; s < Shape::kHalfSlabs; ++s) load_slab(0, 0, s);
+    scales = load_scales(0, 0);
     prefetch(from[0]);
     prefetch(from[1]);
     for (; live; ++use) {
-      find_factor();
       begin_quarter(kFirstLow);
       write_valid(0);
-      write_divisor(0);
       convert(0, 0, 0, 1);
       finish(kFirstLow, false);
 
@@ -218,10 +198,8 @@ __device__ __forceinline__ void produce(const DecodeArguments& args, DecodeShare
       const std::int32_t second = slot[1];
       prefetch(find_row(second));
       next_pair();
-      find_factor();
       begin_quarter(kSecondHigh);
       write_valid(1);
-      write_divisor(1);
       convert(1, 1, 1, 0);
       finish(kSecondHigh, false);
 

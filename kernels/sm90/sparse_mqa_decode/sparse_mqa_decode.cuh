@@ -11,7 +11,6 @@
 #include <cuda.h>
 
 #include "kernels/common/finished_row.h"
-#include "kernels/sm90/scaled_f16.cuh"
 #include "kernels/sm90/sparse_mqa_decode/rows.cuh"
 #include "kernels/sm90/sparse_mqa_decode/tile.cuh"
 #include "kernels/sm90/sparse_mqa_softmax.cuh"
@@ -112,12 +111,10 @@ __device__ __forceinline__ void join_parts(const DecodeArguments& args, const De
 }
 
 /// A consumer warpgroup.
-template <int kGroup, CacheFormat kFormat>
+template <int kGroup>
 __device__ __forceinline__ void consume(const CUtensorMap& q_map, const DecodeArguments& args,
                                         DecodeShared& shared, const DecodeAddresses& at) {
   using Shape = DecodeShape;
-  constexpr bool kQuantised = kFormat != CacheFormat::bf16;
-  using Product = std::conditional_t<kQuantised, ptx::F16Product, ptx::Bf16Product>;
   constexpr int kOther = 1 - kGroup;
   const int thread = threadIdx.x % Shape::kGroupThreads;
   const int lane = thread % 32, warp = thread / 32;
@@ -172,11 +169,9 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const DecodeAr
       for (int s = 0; s < 4; ++s) {
         const int bytes = slab * Shape::kSlabBytes + s * 32;
         if (decltype(first)::value && s == 0)
-          ptx::wgmma_m64n64k16<false, Product>(score, ptx::advance(q, bytes),
-                                               ptx::advance(k, bytes));
+          ptx::wgmma_m64n64k16<false>(score, ptx::advance(q, bytes), ptx::advance(k, bytes));
         else
-          ptx::wgmma_m64n64k16<true, Product>(score, ptx::advance(q, bytes),
-                                              ptx::advance(k, bytes));
+          ptx::wgmma_m64n64k16<true>(score, ptx::advance(q, bytes), ptx::advance(k, bytes));
       }
     };
     // Of four slabs with the first of the product, and of four with the rope part.
@@ -189,7 +184,7 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const DecodeAr
     const auto start_last_scores = [&](int slab) {
 #pragma unroll
       for (int i = 0; i < Shape::kHalfSlabs; ++i) scores_of(std::false_type{}, slab + i);
-      if constexpr (!kQuantised) scores_of(std::false_type{}, Shape::kRopeSlab);
+      scores_of(std::false_type{}, Shape::kRopeSlab);
       ptx::wgmma_commit();
     };
     // O += P · V of the own block, then of the other's.
@@ -203,7 +198,7 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const DecodeAr
                                     weights[4 * s + 3]};
 #pragma unroll
         for (int c = 0; c < 2; ++c)
-          ptx::wgmma_m64n128k16<true, true, Product>(
+          ptx::wgmma_m64n128k16<true, true>(
               out[c], a[0], a[1], a[2], a[3],
               ptx::advance(own_values, s * 16 * 128 + c * 2 * Shape::kSlabBytes));
       }
@@ -217,7 +212,7 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const DecodeAr
       for (int s = 0; s < 4; ++s)
 #pragma unroll
         for (int c = 0; c < 2; ++c)
-          ptx::wgmma_m64n128k16_n_major<Product>(
+          ptx::wgmma_m64n128k16_n_major(
               out[c], ptx::advance(other_weights, s * 32),
               ptx::advance(other_values, s * 16 * 128 + c * 2 * Shape::kSlabBytes));
       ptx::wgmma_commit();
@@ -233,42 +228,8 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const DecodeAr
         rows.sum[h] *= factor[h];
       }
     };
-    // Of the block that is weighed: validity bits, of quantised rows what they and the queries were
-    // divided by; asked for while the scores are under way.
-    uint2 valid;
-    float keys[Shape::kKeys / 8] = {}, queries[2];
-    const auto load_block = [&] {
-      valid = load_valid(shared.valid[kGroup], 0);
-      if constexpr (kQuantised) {
-        load_by_first(shared.key_divisor[kGroup], keys);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) queries[h] = load_by_quad(shared.query_divisor[row + 8 * h]);
-      }
-    };
-    // Quantised rows: the rope part, bf16, once the rest is there and multiplied back.
-    const auto add_rope_scores = [&] {
-      if constexpr (kQuantised) {
-        ptx::wgmma_wait<0>();
-        ptx::pin(score);
-        multiply_back<Shape::kKeys>(score, keys, queries);
-        ptx::pin(score);
-        ptx::wgmma_fence();
-#pragma unroll
-        for (int s = 0; s < 4; ++s) {
-          const int bytes = Shape::kRopeSlab * Shape::kSlabBytes + s * 32;
-          ptx::wgmma_m64n64k16<true>(score, ptx::advance(q, bytes), ptx::advance(k, bytes));
-        }
-        ptx::wgmma_commit();
-      }
-    };
-    float top[2];
-    const auto find_block_tops = [&] {
-      if constexpr (kQuantised) logits_of_divided<Shape::kKeys>(score, keys, scale);
-      find_tops<Shape::kKeys>(score, valid, top);
-    };
     const auto weigh_block = [&] {
-      weigh<Shape::kKeys, kQuantised>(score, top, kQuantised ? 1.0f : scale, keys, rows, factor,
-                                      weights);
+      weigh<Shape::kKeys>(score, load_valid(shared.valid[kGroup], 0), scale, rows, factor, weights);
     };
     const auto publish_weights = [&] {
       ptx::block_mbarrier_wait(at.scored(kGroup), use % 2);
@@ -296,14 +257,6 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const DecodeAr
     };
 
     ptx::block_mbarrier_wait(at.full_q(), item_use % 2);
-    if constexpr (kQuantised) {
-      queries_to_f16<Shape::kLatent>(at.q(),
-                                     args.num_heads - item % args.head_tiles * Shape::kHeads,
-                                     kGroup * Shape::kGroupThreads + thread, shared.query_divisor);
-      ptx::fence_shared_to_async();
-      ptx::block_mbarrier_arrive(at.ready_q());
-      ptx::block_mbarrier_wait(at.ready_q(), item_use % 2);
-    }
     for (int pair = 0; pair < pairs; ++pair, ++use) {
       if constexpr (kGroup == 0) {
         wait_full(kFirstLow);
@@ -313,12 +266,9 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const DecodeAr
         wait_full(kFirstHigh);
         ptx::wgmma_fence();
         start_last_scores(Shape::kHalfSlabs);
-        load_block();
-        add_rope_scores();
         ptx::wgmma_wait<0>();
         ptx::pin(score);
         arrive(at.scored(0));
-        find_block_tops();
         weigh_block();
         publish_weights();
         rescale(out[0], out[1], factor);
@@ -342,23 +292,12 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const DecodeAr
         wait_full(kSecondLow);
         ptx::wgmma_fence();
         start_last_scores(0);
-        load_block();
-        if constexpr (kQuantised) {  // the other's weights come later than these scores
-          add_rope_scores();
-          ptx::wgmma_wait<0>();
-          ptx::pin(score);
-          arrive(at.scored(1));
-          find_block_tops();
-        }
         take_reference();
         rescale(out[0], out[1], factor);
         start_other();  // while the scores become weights
-        if constexpr (!kQuantised) {
-          ptx::wgmma_wait<1>();
-          ptx::pin(score);
-          arrive(at.scored(1));
-          find_block_tops();
-        }
+        ptx::wgmma_wait<1>();
+        ptx::pin(score);
+        arrive(at.scored(1));
         if (pair == pairs - 1) {  // group 0 is done with the queries since its weights are there
           ptx::named_barrier(kSecondGroup, Shape::kGroupThreads);
           if (thread == 0) load_q(item + args.clusters);
@@ -489,7 +428,6 @@ __global__ void __launch_bounds__(DecodeShape::kThreads, 1)
     ptx::mbarrier_init(&shared.weighed[0], Shape::kGroupThreads / 4);
     ptx::mbarrier_init(&shared.weighed[1], Shape::kGroupThreads / 4);
     ptx::mbarrier_init(&shared.summed, 2 * Shape::kGroupThreads / 4);
-    ptx::mbarrier_init(&shared.ready_q, 2 * Shape::kGroupThreads);
     ptx::mbarrier_init_fence();
   }
   __syncthreads();
@@ -501,9 +439,9 @@ __global__ void __launch_bounds__(DecodeShape::kThreads, 1)
   } else {
     ptx::claim_registers<DecodeRegisters<kFormat>::kConsumer>();
     if (group == 2)
-      consume<0, kFormat>(q_map, args, shared, at);
+      consume<0>(q_map, args, shared, at);
     else
-      consume<1, kFormat>(q_map, args, shared, at);
+      consume<1>(q_map, args, shared, at);
   }
 #endif
 }

@@ -77,16 +77,12 @@ struct DecodeShared {
   /// The block's weights are there for the other group, and what they are relative to.
   std::uint64_t weighed[2];
   std::uint64_t summed;                 ///< both groups' sums of weights are there
-  std::uint64_t ready_q;                ///< quantised rows only: the queries are fp16
   alignas(8) std::uint8_t valid[2][8];  ///< [block][64 keys], bits
   /// What the exponents of the weights are relative to after a block: [group][row]
   float reference[2][DecodeShape::kHeads];
   float sum[2][2][DecodeShape::kHeads];  ///< sums of weights: [parity of the item][group][row]
   /// The CTA's part of an item: what it is relative to (base 2), sum of weights. [row]
   float part_reference[DecodeShape::kHeads], part_sum[DecodeShape::kHeads];
-  // Quantised rows only: powers of two (scaled_f16.cuh).
-  alignas(16) float key_divisor[2][8];       ///< [block][eight keys] what they were divided by
-  float query_divisor[DecodeShape::kHeads];  ///< what they were divided by
 };
 
 /// Named barrier, 128 threads.
@@ -121,7 +117,6 @@ struct DecodeAddresses {
   __device__ std::uint32_t weighed(int group) const {
     return shared + offsetof(DecodeShared, weighed) + 8 * group;
   }
-  __device__ std::uint32_t ready_q() const { return shared + offsetof(DecodeShared, ready_q); }
   __device__ std::uint32_t summed() const { return shared + offsetof(DecodeShared, summed); }
   __device__ std::uint32_t part_reference() const {
     return shared + offsetof(DecodeShared, part_reference);
