@@ -57,9 +57,10 @@ struct AttendCall {
 const Operation<AttendProblem, AttendCall>& attend_operation();
 
 /// Operation `sparse_mqa`: absorbed attention that touches only the selected rows; a quantised
-/// number is read as e4m3 · scale in fp32 (Hopper's entries round it to bf16, as gather does). Slot
-/// −1 or outside the cache = skip (the row is not read). A token's slots must be distinct. No valid
-/// slot → out 0, lse −inf.
+/// number is read as e4m3 · scale in fp32 (Hopper's entries round it: the one for few tokens to
+/// bf16, as gather does, the other to fp16 times a power of two, within 2^−10). Slot −1 or outside
+/// the cache = skip (the row is not read). A token's slots must be distinct. No valid slot → out 0,
+/// lse −inf.
 struct SparseMqaProblem {
   int num_heads = 128;
   int kv_lora_rank = 512;

@@ -87,7 +87,8 @@ std::string why_not(const SparseMqaProblem& problem) {
                        kDeclared);
 }
 
-/// The producers know a quantised row by 32 bits, in units of 16 bytes.
+/// The producers know a quantised row by 32 bits, in units of 16 bytes from the line of 128 bytes
+/// in which the cache begins.
 constexpr std::int64_t kMostCacheBytes = (std::int64_t{16} << 32) - 128;
 
 /// False where the copy engine, the 16-byte copies or the 16-byte stores cannot serve the call's

@@ -411,9 +411,11 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const PrefillA
 ///   online softmax in base 2, fp32, a quad of lanes per row; block 1 goes on where block 0 is
 ///   O[64, 256g … 256g+255] += P[64, keys] · K[keys, the same columns] of both by warpgroup g:
 ///     its own block's P from registers, the other's from shared memory
-/// One CTA per SM that stays: a warpgroup that gathers (two that decode) and two that compute. Keys
-/// are filled and freed by quarters of a pair; the next item's keys and queries come in during the
-/// last products and the epilogue of the one before.
+/// Quantised rows: fp16 times powers of two, of which scores get rid before the rope part, bf16, is
+/// added, and weights take the keys' on.
+/// One CTA per SM that stays: a warpgroup that gathers (two that copy and decode) and two that
+/// compute. Keys are filled and freed by quarters of a pair; the next item's keys and queries come
+/// in during the last products and the epilogue of the one before.
 template <CacheFormat kFormat, bool kPacked>
 __global__ void __launch_bounds__(PrefillBlock<kFormat>::kThreads, 1)
     sparse_mqa_prefill_kernel(const __grid_constant__ CUtensorMap q_map,
