@@ -68,11 +68,6 @@ __device__ inline float load_shared_float(std::uint32_t shared) {
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(shared));
   return value;
 }
-__device__ inline std::uint32_t load_shared_4(std::uint32_t shared) {
-  std::uint32_t value;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(shared));
-  return value;
-}
 /// 16 bytes to registers, 16-byte aligned.
 __device__ inline uint4 load_shared_16(std::uint32_t shared) {
   uint4 value;

@@ -80,7 +80,8 @@ __device__ __forceinline__ void copy_rows(const PrefillArguments& args, PrefillS
 
 /// Producer groups of quantised rows: of the four warps of a group three decode, and one copies for
 /// them.
-constexpr int kDecoders = 3, kCopiedKeys = kDecoders * 8;
+constexpr int kDecoders = kDecodingWarps / 2;
+constexpr int kCopiedKeys = kDecoders * PrefillBlock<CacheFormat::fp8_ds_mla>::kFillerKeys;
 
 /// A group's copying warp: cp.async of 16 bytes brings the rows of a decoding warp to their places
 /// as soon as those of the block before have been read; picks are known a pair ahead. Lane r has

@@ -29,6 +29,9 @@ struct PrefillShape {
   static constexpr int kAlignment = 1024;
 };
 
+/// Warps that decode quantised rows, half of them in each of two producer groups.
+constexpr int kDecodingWarps = 6;
+
 /// What depends on how rows are stored.
 template <CacheFormat kFormat>
 struct PrefillBlock {
@@ -51,7 +54,7 @@ struct PrefillBlock {
   /// three decode.
   static constexpr int kProducerGroups = kQuantised ? 2 : 1;
   static constexpr int kThreads = (kProducerGroups + 2) * PrefillShape::kGroupThreads;
-  static constexpr int kFillers = kQuantised ? 6 : 4;  ///< producer warps that fill quarters
+  static constexpr int kFillers = kQuantised ? kDecodingWarps : 4;  ///< warps that fill quarters
   static constexpr int kFillerKeys = kKeys / kFillers;
   /// Registers per thread: together no more than a CTA starts with, or it would wait for them in
   /// vain: 168 · 384 and 128 · 512.
@@ -94,12 +97,12 @@ struct PrefillShared {
   std::uint64_t ready_q;  ///< quantised rows only: the queries are fp16
   /// A block's quantised rows as they are stored, [decoding warp]: they are there; they have been
   /// read.
-  std::uint64_t stored[6], taken[6];
+  std::uint64_t stored[kDecodingWarps], taken[kDecodingWarps];
   /// [block][token of the item], bits: 16 or 8 of each filler, in 2 bytes or 1.
   std::uint64_t valid[2][PickUnion::kMaxTokens];
   /// The same of the block that is stored, [decoding warp][token]; kIsBlock: there is one; above,
   /// of the warp's row of that number, the sixteenth of its place where it begins.
-  std::uint16_t picked[6][PickUnion::kMaxTokens];
+  std::uint16_t picked[kDecodingWarps][PickUnion::kMaxTokens];
   static constexpr std::uint32_t kIsBlock = 1 << 8, kBeginShift = 12;
   /// What the exponents of the weights are relative to after a block: [group][row]
   float reference[2][PrefillShape::kRows];

@@ -22,7 +22,7 @@ namespace {
 using Shape = PrefillShape;
 
 /// (token, 64 heads) items below which the portable entry's split of the keys is faster: measured
-/// for bf16; over quantised rows an item takes twice as long.
+/// for bf16; over quantised rows an item takes half as long again.
 constexpr std::int64_t least_items(int num_heads, CacheFormat format) {
   if (format != CacheFormat::bf16) return num_heads <= 32 ? 128 : 64;
   return num_heads <= 32 ? 48 : 24;
