@@ -25,16 +25,6 @@ __device__ inline void cp_async_16(void* shared, const void* global, bool valid 
   cp_async_16(shared_address(shared), global, valid);
 }
 
-/// The same unless `copies` is false, without a branch.
-__device__ inline void cp_async_16_if(std::uint32_t shared, const void* global, bool valid,
-                                      bool copies) {
-  asm volatile(
-      "{\n\t.reg .pred copies;\n\tsetp.ne.s32 copies, %3, 0;\n\t"
-      "@copies cp.async.cg.shared.global [%0], [%1], 16, %2;\n\t}" ::"r"(shared),
-      "l"(global), "r"(valid ? 16 : 0), "r"(static_cast<int>(copies))
-      : "memory");
-}
-
 /// 4 bytes global → shared, both 4-byte aligned.
 __device__ inline void cp_async_4(void* shared, const void* global) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(shared)), "l"(global)
@@ -53,15 +43,6 @@ __device__ inline void store_shared_4(std::uint32_t shared, std::uint32_t value)
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared), "r"(value) : "memory");
 }
 
-/// 8 bytes to registers, 8-byte aligned, from `kOffset` bytes further.
-template <int kOffset = 0>
-__device__ inline uint2 load_shared_8(std::uint32_t shared) {
-  uint2 value;
-  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2 + %3];"
-               : "=r"(value.x), "=r"(value.y)
-               : "r"(shared), "n"(kOffset));
-  return value;
-}
 /// 4 bytes, 4-byte aligned.
 __device__ inline float load_shared_float(std::uint32_t shared) {
   float value;
@@ -114,6 +95,16 @@ __device__ inline float2 load_8(const void* from) {
   float2 value;
   asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "l"(from));
   return value;
+}
+
+/// 16 bytes to memory that is not read again soon, 16-byte aligned, unless `stores` is false;
+/// without a branch.
+__device__ inline void store_16_if(void* to, const std::uint32_t (&value)[4], bool stores) {
+  asm volatile(
+      "{\n\t.reg .pred stores;\n\tsetp.ne.s32 stores, %5, 0;\n\t"
+      "@stores st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};\n\t}" ::"l"(to),
+      "r"(value[0]), "r"(value[1]), "r"(value[2]), "r"(value[3]), "r"(static_cast<int>(stores))
+      : "memory");
 }
 
 /// Brings the line of that address into L2.
@@ -203,6 +194,13 @@ __device__ inline std::uint32_t pack_f16(float low, float high) {
   std::uint32_t packed;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
+}
+
+/// Products of two pairs, rounded to nearest.
+__device__ inline std::uint32_t multiply_bf16(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
 }
 
 /// What pack_bf16(low, high) leaves over of both, packed likewise: the second term of low and high.

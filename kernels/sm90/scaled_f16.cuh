@@ -1,8 +1,8 @@
 /// Numbers as fp16 and a power of two: what the products of quantised rows are made of. Fp16 has
 /// three bits more than bf16, and one instruction makes two numbers of it from e4m3; but it has not
 /// the range of rows and queries. So these are divided by powers of two, which costs no bit: a
-/// query by one of its own, eight rows by one for all of them. (A row 2^28 times smaller than
-/// another of its eight keeps 11 bits of its greatest number, and loses all that is 2^11 times
+/// query by one of its own, sixteen rows by one for all of them. (A row 2^28 times smaller than
+/// another of its sixteen keeps 11 bits of its greatest number, and loses all that is 2^11 times
 /// smaller.)
 #pragma once
 

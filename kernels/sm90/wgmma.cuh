@@ -47,10 +47,30 @@ __device__ inline void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/// The same; whether any of the threads says so.
+__device__ inline bool named_barrier_any(int id, int threads, bool says) {
+  std::uint32_t any;
+  asm volatile(
+      "{\n\t.reg .pred p, q;\n\tsetp.ne.u32 p, %3, 0;\n\t"
+      "bar.red.or.pred q, %1, %2, p;\n\tselp.u32 %0, 1, 0, q;\n\t}"
+      : "=r"(any)
+      : "r"(id), "r"(threads), "r"(static_cast<std::uint32_t>(says))
+      : "memory");
+  return any != 0;
+}
+
 /// This thread's ordinary stores to shared memory come before what the tensor cores and the copy
 /// engine do after the barrier that follows.
 __device__ inline void fence_shared_to_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/// True for one lane of the warp.
+__device__ inline bool elect_one() {
+  std::uint32_t elected;
+  asm volatile("{\n\t.reg .pred p;\n\telect.sync _|p, 0xFFFFFFFF;\n\tselp.u32 %0, 1, 0, p;\n\t}"
+               : "=r"(elected));
+  return elected != 0;
 }
 
 /// The tensor map's box at those coordinates (innermost axis first) into shared memory; its bytes
@@ -71,6 +91,17 @@ __device__ inline void copy_box_3d(std::uint32_t shared, const void* map, std::u
       "l"(map), "r"(mbarrier), "r"(x), "r"(y), "r"(z)
       : "memory");
 }
+/// `bytes` of memory into shared memory, all multiples of 16; they count at `mbarrier`. Each thread
+/// that calls it copies its own.
+__device__ inline void copy_bytes(std::uint32_t shared, const void* from, std::uint32_t bytes,
+                                  std::uint32_t mbarrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared),
+      "l"(from), "r"(bytes), "r"(mbarrier)
+      : "memory");
+}
+
 /// Describes an operand in shared memory to wgmma: rows of 128 bytes with the 128-byte swizzle
 /// (16-byte chunk c of row r at c ^ (r % 8)), eight of them after eight others. This is the lower
 /// half of the descriptor: bits 0 … 13 the address, 16 … 29 the leading byte offset, both / 16.
@@ -144,13 +175,13 @@ __device__ inline void wgmma_m64n128k16(float (&d)[64], std::uint32_t a, std::ui
         "+f"(d[63])
       : "r"(a), "r"(b), "n"(swizzled_operand_upper()));
 }
-template <bool kAdds, bool kNMajor, class Product = Bf16Product>
+template <bool kAdds, bool kNMajor>
 __device__ inline void wgmma_m64n128k16(float (&d)[64], std::uint32_t a0, std::uint32_t a1,
                                         std::uint32_t a2, std::uint32_t a3, std::uint32_t b) {
   asm volatile(
       "{\n\t.reg .pred adds;\n\t.reg .b64 b;\n\tsetp.ne.s32 adds, %70, 0;\n\tmov.b64 b, {%68, "
       "%69};\n\t"
-      "wgmma.mma_async.sync.aligned.m64n128k16.%72 "
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
       "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "
       "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, "
@@ -167,21 +198,19 @@ __device__ inline void wgmma_m64n128k16(float (&d)[64], std::uint32_t a0, std::u
         "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
         "+f"(d[63])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b), "n"(swizzled_operand_upper()),
-        "n"(kAdds ? 1 : 0), "n"(kNMajor ? 1 : 0), "C"(Product::kTypes));
+        "n"(kAdds ? 1 : 0), "n"(kNMajor ? 1 : 0));
 }
 
 /// The same with a from registers or shared memory, b N-major; adds.
-template <class Product = Bf16Product>
 __device__ inline void wgmma_m64n128k16_n_major(float (&d)[64], const std::uint32_t (&a)[4],
                                                 std::uint32_t b) {
-  wgmma_m64n128k16<true, true, Product>(d, a[0], a[1], a[2], a[3], b);
+  wgmma_m64n128k16<true, true>(d, a[0], a[1], a[2], a[3], b);
 }
-template <class Product = Bf16Product>
 __device__ inline void wgmma_m64n128k16_n_major(float (&d)[64], std::uint32_t a, std::uint32_t b) {
   asm volatile(
       "{\n\t.reg .b64 a, b;\n\t"
       "mov.b64 a, {%64, %66};\n\tmov.b64 b, {%65, %66};\n\t"
-      "wgmma.mma_async.sync.aligned.m64n128k16.%67 "
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
       "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, "
       "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, "
@@ -197,7 +226,7 @@ __device__ inline void wgmma_m64n128k16_n_major(float (&d)[64], std::uint32_t a,
         "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
         "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
         "+f"(d[63])
-      : "r"(a), "r"(b), "n"(swizzled_operand_upper()), "C"(Product::kTypes));
+      : "r"(a), "r"(b), "n"(swizzled_operand_upper()));
 }
 
 /// d[64, 64] (+)= a[64, 16] · b[16, 64], as wgmma_m64n128k16: both from shared memory, K-major.
@@ -218,21 +247,24 @@ __device__ inline void wgmma_m64n64k16(float (&d)[32], std::uint32_t a, std::uin
       : "r"(a), "r"(b), "n"(Adds ? 1 : 0), "n"(swizzled_operand_upper()));
 }
 
-/// d[64, 48] (+)= a[64, 16] · b[16, 48], likewise.
-template <bool Adds, class Product = Bf16Product>
-__device__ inline void wgmma_m64n48k16(float (&d)[24], std::uint32_t a, std::uint32_t b) {
+/// The same with a from registers, b K-major or N-major.
+template <bool Adds, bool kNMajor, class Product>
+__device__ inline void wgmma_m64n64k16(float (&d)[32], const std::uint32_t (&a)[4],
+                                       std::uint32_t b) {
   asm volatile(
-      "{\n\t.reg .pred adds;\n\t.reg .b64 a, b;\n\tsetp.ne.s32 adds, %26, 0;\n\t"
-      "mov.b64 a, {%24, %27};\n\tmov.b64 b, {%25, %27};\n\t"
-      "wgmma.mma_async.sync.aligned.m64n48k16.%28 "
+      "{\n\t.reg .pred adds;\n\t.reg .b64 b;\n\tsetp.ne.s32 adds, %38, 0;\n\t"
+      "mov.b64 b, {%36, %37};\n\t"
+      "wgmma.mma_async.sync.aligned.m64n64k16.%40 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
-      "%20, %21, %22, %23}, "
-      "a, b, adds, 1, 1, 0, 0;\n\t}"
+      "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "{%32, %33, %34, %35}, b, adds, 1, 1, %39;\n\t}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
         "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
         "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
-      : "r"(a), "r"(b), "n"(Adds ? 1 : 0), "n"(swizzled_operand_upper()), "C"(Product::kTypes));
+        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(swizzled_operand_upper()),
+        "n"(Adds ? 1 : 0), "n"(kNMajor ? 1 : 0), "C"(Product::kTypes));
 }
 
 /// d[64, 256] += a[64, 16] · b[16, 256], b MN-major; a from registers, or K-major from shared

@@ -6,7 +6,7 @@
 
 #include "kernels/cuda/latent_rows.cuh"
 #include "kernels/sm90/sparse_mqa_decode/tile.cuh"
-#include "kernels/sm90/sparse_mqa_decode/zero_row.cuh"
+#include "kernels/sm90/zero_row.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 namespace sparse_mla::sm90 {

@@ -229,7 +229,7 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const DecodeAr
       }
     };
     const auto weigh_block = [&] {
-      weigh<Shape::kKeys>(score, load_valid(shared.valid[kGroup], 0), scale, rows, factor, weights);
+      weigh(score, load_valid(shared.valid[kGroup], 0), scale, rows, factor, weights);
     };
     const auto publish_weights = [&] {
       ptx::block_mbarrier_wait(at.scored(kGroup), use % 2);
@@ -383,7 +383,7 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const DecodeAr
           packed[j] =
               empty ? 0u : ptx::pack_bf16(out[n / 16][i] * share, out[n / 16][i + 1] * share);
         }
-        transpose_quad(packed);
+        transpose_four<1>(packed);
         if (writes)
           __stcs(to + 4 * m + lane % 4, make_uint4(packed[0], packed[1], packed[2], packed[3]));
       }

@@ -23,43 +23,26 @@ struct PrefillShape {
   /// Slabs of a warpgroup's half of the value columns; slab of the rope part.
   static constexpr int kHalfSlabs = kLatent / 64 / 2, kRopeSlab = kLatent / 64;
   static constexpr int kHalfColumns = kLatent / 2;
+  static constexpr int kBlockKeys = 64, kPairKeys = 2 * kBlockKeys;
   static constexpr int kGroupThreads = 128;
   /// A slab starts at a multiple of the swizzle's 1,024 bytes; so much may be lost before the
   /// first.
   static constexpr int kAlignment = 1024;
 };
 
-/// Warps that decode quantised rows, half of them in each of two producer groups.
-constexpr int kDecodingWarps = 6;
-
-/// What depends on how rows are stored.
-template <CacheFormat kFormat>
+/// A pair of blocks of bf16 rows, and the CTA that multiplies it.
 struct PrefillBlock {
-  static constexpr bool kQuantised = kFormat == CacheFormat::fp8_ds_mla;
-  /// Keys of a block. Two blocks of 64 and the queries are all that shared memory holds; with
-  /// blocks of 48 there is room for a block of quantised rows as they are stored, so that the next
-  /// rows can come in while these are decoded.
-  static constexpr int kKeys = kQuantised ? 48 : 64, kPairKeys = 2 * kKeys;
+  /// Keys of a block: two blocks and the queries are all that shared memory holds.
+  static constexpr int kKeys = PrefillShape::kBlockKeys;
   static constexpr int kSlabBytes = kKeys * 128;
-  /// Of a block: its last slab, the rope part, makes place for weights of 64 rows.
-  static constexpr int kBytes =
-      PrefillShape::kRopeSlab * kSlabBytes + PrefillShape::kQuerySlabBytes;
-  /// A quantised row's place: its 656 bytes begin at the same sixteenth of a line of 128 bytes as
-  /// in memory, for cp.async takes a turn for each pair of lines that it reads from and writes to.
-  static constexpr int kStoredBytes = 6 * 128;
-  static constexpr int kSharedBytes = PrefillShape::kQueryBytes + 2 * kBytes +
-                                      (kQuantised ? kKeys * kStoredBytes : 0) +
-                                      PrefillShape::kAlignment;
-  /// A warpgroup gathers and two compute; of quantised rows two gather: in each a warp copies and
-  /// three decode.
-  static constexpr int kProducerGroups = kQuantised ? 2 : 1;
-  static constexpr int kThreads = (kProducerGroups + 2) * PrefillShape::kGroupThreads;
-  static constexpr int kFillers = kQuantised ? kDecodingWarps : 4;  ///< warps that fill quarters
-  static constexpr int kFillerKeys = kKeys / kFillers;
-  /// Registers per thread: together no more than a CTA starts with, or it would wait for them in
-  /// vain: 168 · 384 and 128 · 512.
-  static constexpr int kProducerRegisters = 72;
-  static constexpr int kConsumerRegisters = kQuantised ? 184 : 216;
+  static constexpr int kBytes = PrefillShape::kSlabs * kSlabBytes;
+  static constexpr int kSharedBytes =
+      PrefillShape::kQueryBytes + 2 * kBytes + PrefillShape::kAlignment;
+  /// A warpgroup gathers and two compute.
+  static constexpr int kThreads = 3 * PrefillShape::kGroupThreads;
+  /// Registers per thread: together no more than a CTA starts with, 168 · 384, or it would wait for
+  /// them in vain.
+  static constexpr int kProducerRegisters = 72, kConsumerRegisters = 216;
 };
 
 struct PrefillArguments {
@@ -93,32 +76,20 @@ struct PrefillShared {
   std::uint64_t scored[2];  ///< every warp of the group has its scores: the rope slab may change
   /// The block's weights are there for the other group, and what they are relative to.
   std::uint64_t weighed[2];
-  std::uint64_t summed;   ///< both groups' sums of weights are there
-  std::uint64_t ready_q;  ///< quantised rows only: the queries are fp16
-  /// A block's quantised rows as they are stored, [decoding warp]: they are there; they have been
-  /// read.
-  std::uint64_t stored[kDecodingWarps], taken[kDecodingWarps];
-  /// [block][token of the item], bits: 16 or 8 of each filler, in 2 bytes or 1.
+  std::uint64_t summed;  ///< both groups' sums of weights are there
+  /// [block][token of the item], bits: 16 of each producer warp.
   std::uint64_t valid[2][PickUnion::kMaxTokens];
-  /// The same of the block that is stored, [decoding warp][token]; kIsBlock: there is one; above,
-  /// of the warp's row of that number, the sixteenth of its place where it begins.
-  std::uint16_t picked[kDecodingWarps][PickUnion::kMaxTokens];
-  static constexpr std::uint32_t kIsBlock = 1 << 8, kBeginShift = 12;
   /// What the exponents of the weights are relative to after a block: [group][row]
   float reference[2][PrefillShape::kRows];
   float sum[2][2][PrefillShape::kRows];  ///< sums of weights: [parity of the item][group][row]
-  // Quantised rows only: powers of two (scaled_f16.cuh).
-  float key_divisor[2][8];                   ///< [block][eight keys] what they were divided by
-  float query_divisor[PrefillShape::kRows];  ///< what they were divided by
 };
 
 /// Named barriers, 256 threads but the first.
 enum PrefillBarrier : int { kSecondGroup = 1, kFirstScores };
 
 /// Where it lies: shared-memory addresses.
-template <CacheFormat kFormat>
 struct PrefillAddresses {
-  using Block = PrefillBlock<kFormat>;
+  using Block = PrefillBlock;
   std::uint32_t tiles, shared;
 
   __device__ std::uint32_t q() const { return tiles; }
@@ -128,14 +99,6 @@ struct PrefillAddresses {
   /// Weights take the place of the rope part.
   __device__ std::uint32_t weights(int block) const {
     return keys(block) + PrefillShape::kRopeSlab * Block::kSlabBytes;
-  }
-  /// A quantised row as it is stored.
-  __device__ std::uint32_t stored_row(int row) const { return keys(2) + row * Block::kStoredBytes; }
-  __device__ std::uint32_t stored(int warp) const {
-    return shared + offsetof(PrefillShared, stored) + 8 * warp;
-  }
-  __device__ std::uint32_t taken(int warp) const {
-    return shared + offsetof(PrefillShared, taken) + 8 * warp;
   }
   __device__ std::uint32_t full_q() const { return shared + offsetof(PrefillShared, full_q); }
   __device__ std::uint32_t full(int quarter) const {
@@ -150,10 +113,6 @@ struct PrefillAddresses {
   __device__ std::uint32_t weighed(int group) const {
     return shared + offsetof(PrefillShared, weighed) + 8 * group;
   }
-  __device__ std::uint32_t key_divisors(int block) const {
-    return shared + offsetof(PrefillShared, key_divisor) + 8 * sizeof(float) * block;
-  }
-  __device__ std::uint32_t ready_q() const { return shared + offsetof(PrefillShared, ready_q); }
   __device__ std::uint32_t summed() const { return shared + offsetof(PrefillShared, summed); }
 };
 
@@ -178,14 +137,12 @@ __device__ inline int picks_of(const PrefillArguments& args, int item) {
   if (args.call.counts == nullptr) return all;
   return max(0, min(all, args.call.counts[item_at<false>(args, item).token]));
 }
-template <CacheFormat kFormat>
 __device__ inline int pairs_of(int count) {
-  constexpr int kKeys = PrefillBlock<kFormat>::kPairKeys;
-  return (count + kKeys - 1) / kKeys;
+  return (count + PrefillShape::kPairKeys - 1) / PrefillShape::kPairKeys;
 }
 
 /// The producers' walk over the pairs of blocks of all of the CTA's items.
-template <CacheFormat kFormat, bool kPacked>
+template <bool kPacked>
 struct PairWalk {
   int item, pair, pairs, count, next_count;
 
@@ -204,14 +161,14 @@ struct PairWalk {
       if (item >= args.items) return;
       pair = 0;
       count = next_count;
-      pairs = pairs_of<kFormat>(count);
+      pairs = pairs_of(count);
       next_count = picks_of<kPacked>(args, item + static_cast<int>(gridDim.x));
     }
   }
   /// The pair's pick number `key`: slot, −1 = do not read, and the tokens that picked it, bits.
   __device__ void pick(const PrefillArguments& args, int key, std::int32_t& slot,
                        std::uint32_t& tokens) const {
-    const int at = pair * PrefillBlock<kFormat>::kPairKeys + key;
+    const int at = pair * PrefillShape::kPairKeys + key;
     slot = -1;
     tokens = 0;
     if (item >= args.items || at >= count) return;

@@ -12,6 +12,7 @@
 #include "kernels/sm90/entries.h"
 #include "kernels/sm90/hopper.h"
 #include "kernels/sm90/sparse_mqa_prefill/pick_union.cuh"
+#include "kernels/sm90/sparse_mqa_prefill/quantised_prefill.cuh"
 #include "kernels/sm90/sparse_mqa_prefill/sparse_mqa_prefill.cuh"
 #include "kernels/sm90/tensor_map.h"
 #include "sparse_mla/workspace.h"
@@ -21,10 +22,10 @@ namespace {
 
 using Shape = PrefillShape;
 
-/// (token, 64 heads) items below which the portable entry's split of the keys is faster: measured
-/// for bf16; over quantised rows an item takes half as long again.
+/// (token, 64 heads) items below which the portable entry's split of the keys is faster: measured.
+/// It gains less from small tiles over quantised rows.
 constexpr std::int64_t least_items(int num_heads, CacheFormat format) {
-  if (format != CacheFormat::bf16) return num_heads <= 32 ? 128 : 64;
+  if (format != CacheFormat::bf16) return num_heads <= 32 ? 64 : 32;
   return num_heads <= 32 ? 48 : 24;
 }
 
@@ -81,15 +82,10 @@ std::string why_not(const SparseMqaProblem& problem) {
     return "made for rows of 512 + 64 elements";
   if (problem.format != CacheFormat::bf16 && problem.format != CacheFormat::fp8_ds_mla)
     return "reads rows of bf16 or fp8_ds_mla";
-  constexpr int kDeclared = 3072;
-  return why_no_hopper(std::max(PrefillBlock<CacheFormat::bf16>::kSharedBytes,
-                                PrefillBlock<CacheFormat::fp8_ds_mla>::kSharedBytes) +
-                       kDeclared);
+  constexpr int kDeclared = 3072, kDeclaredQuantised = 12288;
+  return why_no_hopper(std::max(PrefillBlock::kSharedBytes + kDeclared,
+                                QuantisedTile::kSharedBytes + kDeclaredQuantised));
 }
-
-/// The producers know a quantised row by 32 bits, in units of 16 bytes from the line of 128 bytes
-/// in which the cache begins.
-constexpr std::int64_t kMostCacheBytes = (std::int64_t{16} << 32) - 128;
 
 /// False where the copy engine, the 16-byte copies or the 16-byte stores cannot serve the call's
 /// views, or where its scale is not positive (the maximum is taken before scaling). Boxes are
@@ -100,26 +96,26 @@ bool make_query_map(const SparseMqaCall& call, int packed, CUtensorMap& map) {
       {call.q.stride(1), call.q.stride(0), 1});
   return call.softmax_scale > 0 && cuda::aligned_rows(call.out, 16) &&
          cuda::aligned(call.cache.data, 16, {call.cache.row_stride, call.cache.block_stride}) &&
-         call.cache.num_blocks * call.cache.block_stride <= kMostCacheBytes &&
          make_map(heads_first, Shape::kRows / packed, map, packed);
 }
 
-template <CacheFormat kFormat, bool kPacked>
-void launch(const CUtensorMap& q_map, const PrefillArguments& args, Stream stream) {
-  const auto kernel = sparse_mqa_prefill_kernel<kFormat, kPacked>;
-  constexpr int kSharedBytes = PrefillBlock<kFormat>::kSharedBytes;
-  cuda::allow_shared(kernel, kSharedBytes);
-  kernel<<<std::min(args.items, cuda::current_device().num_sms), PrefillBlock<kFormat>::kThreads,
-           kSharedBytes, stream>>>(q_map, args);
-  cuda::check_launch("sparse_mqa_prefill_kernel");
+template <class Kernel>
+void launch(Kernel* kernel, const char* name, int threads, int shared_bytes,
+            const CUtensorMap& q_map, const PrefillArguments& args, Stream stream) {
+  cuda::allow_shared(kernel, shared_bytes);
+  kernel<<<std::min(args.items, cuda::current_device().num_sms), threads, shared_bytes, stream>>>(
+      q_map, args);
+  cuda::check_launch(name);
 }
 template <bool kPacked>
 void launch(CacheFormat format, const CUtensorMap& q_map, const PrefillArguments& args,
             Stream stream) {
   if (format == CacheFormat::bf16)
-    launch<CacheFormat::bf16, kPacked>(q_map, args, stream);
+    launch(sparse_mqa_prefill_kernel<kPacked>, "sparse_mqa_prefill_kernel", PrefillBlock::kThreads,
+           PrefillBlock::kSharedBytes, q_map, args, stream);
   else
-    launch<CacheFormat::fp8_ds_mla, kPacked>(q_map, args, stream);
+    launch(quantised_prefill_kernel<kPacked>, "quantised_prefill_kernel", QuantisedTile::kThreads,
+           QuantisedTile::kSharedBytes, q_map, args, stream);
 }
 
 /// `packed` tokens to a tile, 1 = heads of one token.

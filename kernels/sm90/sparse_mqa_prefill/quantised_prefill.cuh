@@ -1,0 +1,630 @@
+/// `sparse_mqa` prefill over fp8_ds_mla rows: these stay in shared memory as they are stored, and
+/// the warps that multiply decode them on the way into the tensor cores, keys and values as operand
+/// a from registers. So a tile's rows are columns of the products.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include <cuda.h>
+
+#include "kernels/common/finished_row.h"
+#include "kernels/sm90/scaled_f16.cuh"
+#include "kernels/sm90/sparse_mqa_prefill/quantised_rows.cuh"
+#include "kernels/sm90/sparse_mqa_prefill/quantised_tile.cuh"
+#include "kernels/sm90/sparse_mqa_softmax.cuh"
+#include "kernels/sm90/wgmma.cuh"
+#include "sparse_mla/attention.h"
+
+namespace sparse_mla::sm90 {
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/// Of a power of two: its exponent is what is left to twice the bias.
+__device__ inline float inverse_of(float power) {
+  return __uint_as_float(0x7F000000u - __float_as_uint(power));
+}
+
+/// 64 rows of queries in place, each divided by a power of two of its own so that fp16 holds it:
+/// the latent part to fp16, of 16 columns the even pairs first, as a lane gets them of a row's
+/// codes; the rope part stays bf16. `factor`, [64]: that power · `scale`. For all threads of both
+/// consumer warpgroups, four to a row.
+__device__ __forceinline__ void divide_queries(std::uint32_t q, int thread, float scale,
+                                               float* factor) {
+  using Shape = PrefillShape;
+  const int row = thread / 4, unit = thread % 4;
+  const auto place = [&](int slab, int half) {
+    return q + slab * Shape::kQuerySlabBytes + row * 128 + (((2 * unit + half) ^ row % 8) << 4);
+  };
+  const auto as_pair = [](std::uint32_t bits) {
+    return *reinterpret_cast<const __nv_bfloat162*>(&bits);
+  };
+  __nv_bfloat162 top{};
+  uint4 chunks[Shape::kSlabs][2];
+#pragma unroll
+  for (int slab = 0; slab < Shape::kSlabs; ++slab)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint4 chunk = chunks[slab][half] = ptx::load_shared_16(place(slab, half));
+      const std::uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+#pragma unroll
+      for (const std::uint32_t word : words) top = __hmax2(top, __habs2(as_pair(word)));
+    }
+  float most = fmaxf(__low2float(top), __high2float(top));
+  most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+  most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+  const PowerOfTwo power = PowerOfTwo::that_fits(most);
+  if (unit == 0) factor[row] = power.value() * scale;
+  const float inverse = power.inverse();
+#pragma unroll
+  for (int slab = 0; slab < Shape::kRopeSlab; ++slab) {
+    const uint4 low = chunks[slab][0], high = chunks[slab][1];
+    const std::uint32_t even[4] = {bf16x2_to_f16x2(low.x, inverse), bf16x2_to_f16x2(low.z, inverse),
+                                   bf16x2_to_f16x2(high.x, inverse),
+                                   bf16x2_to_f16x2(high.z, inverse)};
+    const std::uint32_t odd[4] = {bf16x2_to_f16x2(low.y, inverse), bf16x2_to_f16x2(low.w, inverse),
+                                  bf16x2_to_f16x2(high.y, inverse),
+                                  bf16x2_to_f16x2(high.w, inverse)};
+    ptx::store_shared_16(place(slab, 0), even);
+    ptx::store_shared_16(place(slab, 1), odd);
+  }
+  const std::uint32_t twice = ptx::pack_bf16(inverse, inverse);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const uint4 chunk = chunks[Shape::kRopeSlab][half];
+    const std::uint32_t divided[4] = {
+        ptx::multiply_bf16(chunk.x, twice), ptx::multiply_bf16(chunk.y, twice),
+        ptx::multiply_bf16(chunk.z, twice), ptx::multiply_bf16(chunk.w, twice)};
+    ptx::store_shared_16(place(Shape::kRopeSlab, half), divided);
+  }
+}
+
+/// The same number, of which the compiler does not know that: what follows from it is computed anew
+/// and not kept in registers.
+__device__ __forceinline__ int anew(int number) {
+  asm volatile("" : "+r"(number));
+  return number;
+}
+
+/// A consumer warpgroup.
+template <bool kPacked>
+__device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& q_map,
+                                                  const PrefillArguments& args,
+                                                  QuantisedShared& shared,
+                                                  const QuantisedAddresses& at) {
+  using Shape = PrefillShape;
+  using Tile = QuantisedTile;
+  constexpr int kColumnGroups = Shape::kRows / 8;  // of the tile's rows, which are columns here
+  constexpr int kTiles = 4;                        // of 64 value columns
+  const auto group_thread = static_cast<int>(threadIdx.x % Shape::kGroupThreads);
+  const int shift = kPacked ? args.picks.shift : 0;
+  const SparseMqaCall& call = args.call;
+  const float scale = args.logit_scale;
+
+  const auto uniform = [](std::uint32_t x) { return __shfl_sync(~0u, x, 0); };
+  const std::uint32_t q = uniform(ptx::swizzled_operand(at.q()));
+  const std::uint32_t weights[2] = {uniform(ptx::swizzled_operand(at.weights(0))),
+                                    uniform(ptx::swizzled_operand(at.weights(1)))};
+  // Of ldmatrix: lane l names row l % 16, 16 bytes number l / 16.
+  const auto lane_row = [&](int lane, int stage) {
+    return at.rows(stage) + lane % 16 * Tile::kRowBytes + lane / 16 * 16;
+  };
+  const auto arrive = [&](std::uint32_t mbarrier) {
+    __syncwarp();
+    if (anew(group_thread) % 32 == 0) ptx::block_mbarrier_arrive(mbarrier);
+  };
+  const auto load_q = [&](int item) {
+    if (item >= args.items) return;
+    ptx::block_mbarrier_arrive_expecting(at.full_q(), Shape::kQueryBytes);
+    const PrefillItem to = item_at<kPacked>(args, item);
+#pragma unroll
+    for (int slab = 0; slab < Shape::kSlabs; ++slab)
+      ptx::copy_box_3d(at.q() + slab * Shape::kQuerySlabBytes, &q_map, at.full_q(), 64 * slab,
+                       static_cast<int>(to.token), to.head);
+  };
+  // Two rows of the tile that belong together, of the eight from 8n on.
+  const auto load_two = [&](const float* of_rows, int n, int pair) {
+    return *reinterpret_cast<const float2*>(of_rows + 8 * n + pair);
+  };
+  const int step_items = static_cast<int>(gridDim.x);
+  if (group == 1 && anew(group_thread) == 0) load_q(static_cast<int>(blockIdx.x));
+
+  float out[kTiles][32], score[32], sum[4];
+  std::uint32_t operand[2][16];
+  StageWalk walk;         // of block 0, then of block 1
+  std::uint32_t use = 0;  // of pairs
+  std::uint32_t q_use = 0;
+  for (int item = static_cast<int>(blockIdx.x); item < args.items; item += step_items, ++q_use) {
+    const int pairs = pairs_of(picks_of<kPacked>(args, item));
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+      for (int i = 0; i < 32; ++i) out[m][i] = 0;
+#pragma unroll
+    for (float& of_row : sum) of_row = 0;
+
+    float divisor = 0;            // of the warp's keys
+    float2 query[kColumnGroups];  // factors of the thread's rows
+    // S = K · Q of the block at that stage; keys scaled on the way.
+    const auto find_scores = [&](int stage) {
+      const int thread = anew(group_thread), lane = thread & 31, warp = thread >> 5;
+      const int key_row = lane / 4;
+      const std::uint32_t rows = lane_row(lane, stage) + 16 * warp * Tile::kRowBytes;
+      std::uint32_t raw[2][2][4];  // of two slabs by turns
+      const auto load_codes = [&](int slab) {
+        ptx::ldmatrix_x4(raw[slab % 2][0], rows + 64 * slab);
+        ptx::ldmatrix_x4(raw[slab % 2][1], rows + 64 * slab + 32);
+      };
+      load_codes(0);
+      std::uint32_t factor[2];  // of both keys, for 128 columns
+      const std::uint32_t at_scales =
+          at.rows(stage) + (16 * warp + key_row) * Tile::kRowBytes + Tile::kScales;
+      // Of the thread's key h, columns 128 · part on.
+      const auto load_scale = [&](int h, int part) {
+        return ptx::load_shared_float(at_scales + 8 * h * Tile::kRowBytes + 4 * part);
+      };
+      float next_scale[2], lane_scale[2];
+      float scales[2], most = 0;  // of the first 128 columns; of all and the warp's keys
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const uint4 bits = ptx::load_shared_16(at_scales + 8 * h * Tile::kRowBytes);
+        scales[h] = __uint_as_float(bits.x);
+        most = fmaxf(fmaxf(most, fmaxf(fabsf(scales[h]), fabsf(__uint_as_float(bits.y)))),
+                     fmaxf(fabsf(__uint_as_float(bits.z)), fabsf(__uint_as_float(bits.w))));
+      }
+      // Numbers that are not negative are in the order of their bits.
+      most = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(most)));
+      constexpr float kLargestE4m3 = 448;
+      divisor = PowerOfTwo::that_fits(kLargestE4m3 * most).value();
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float divided = scales[h] * inverse_of(divisor);
+        factor[h] = ptx::pack_f16(divided, divided);
+      }
+      std::uint32_t rope[4][4];
+      ptx::pin(score);
+#pragma unroll
+      for (int slab = 0; slab < Shape::kRopeSlab; ++slab) {
+        std::uint32_t(&a)[16] = operand[slab % 2];
+        if (slab + 1 < Shape::kRopeSlab) load_codes(slab + 1);
+        if (slab + 2 == Shape::kRopeSlab) {
+#pragma unroll
+          for (int step = 0; step < 4; ++step)
+            ptx::ldmatrix_x4(rope[step], rows + Tile::kRopePart + 32 * step);
+        }
+        if (slab % 2 == 0 && slab > 0)
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            const float divided = next_scale[h] * inverse_of(divisor);
+            factor[h] = ptx::pack_f16(divided, divided);
+          }
+        if (slab % 2 == 1 && slab + 1 < Shape::kRopeSlab)
+#pragma unroll
+          for (int h = 0; h < 2; ++h) next_scale[h] = load_scale(h, slab / 2 + 1);
+        // What values are multiplied by, while products are under way.
+        const int part = lane & 3;
+        if (slab == 2)
+#pragma unroll
+          for (int h = 0; h < 2; ++h) lane_scale[h] = load_scale(h, part);
+        if (slab == 3) {
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            shared.value_factors[stage][part][16 * (key_row / 2) + 4 * warp + 2 * h + key_row % 2] =
+                __float2half_rn(lane_scale[h] * inverse_of(divisor));
+          }
+          ptx::block_mbarrier_arrive(at.factored(group, use));
+        }
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          std::uint32_t low, high;
+          scale_e4m3x4(raw[slab % 2][i / 4][i % 4], factor[i % 2], low, high);
+          a[4 * (i / 2) + i % 2] = low;
+          a[4 * (i / 2) + i % 2 + 2] = high;
+        }
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int s = 0; s < 4; ++s) {
+          const std::uint32_t step[4] = {a[4 * s], a[4 * s + 1], a[4 * s + 2], a[4 * s + 3]};
+          const std::uint32_t b = ptx::advance(q, slab * Shape::kQuerySlabBytes + s * 32);
+          if (slab == 0 && s == 0)
+            ptx::wgmma_m64n64k16<false, false, ptx::F16Product>(score, step, b);
+          else
+            ptx::wgmma_m64n64k16<true, false, ptx::F16Product>(score, step, b);
+        }
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<1>();
+      }
+      // The rope part, bf16, divided as the rest is.
+      const std::uint32_t inverse = ptx::pack_bf16(inverse_of(divisor), inverse_of(divisor));
+#pragma unroll
+      for (int step = 0; step < 4; ++step)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) rope[step][i] = ptx::multiply_bf16(rope[step][i], inverse);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < 4; ++step)
+        ptx::wgmma_m64n64k16<true, false, ptx::Bf16Product>(
+            score, rope[step],
+            ptx::advance(q, Shape::kRopeSlab * Shape::kQuerySlabBytes + step * 32));
+      ptx::wgmma_commit();
+#pragma unroll
+      for (int n = 0; n < kColumnGroups; ++n)
+        query[n] = load_two(shared.query_factor, n, 2 * (lane & 3));
+      ptx::wgmma_wait<0>();
+      ptx::pin(score);
+    };
+    const auto multiply_sums = [&](const float* factors) {
+      const int lane = anew(group_thread) % 32, pair = 2 * (lane % 4);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float2 factor = load_two(factors, 2 * (lane / 8) + i, pair);
+        sum[2 * i] *= factor.x;
+        sum[2 * i + 1] *= factor.y;
+      }
+    };
+    const auto multiply_out = [&](const float* factors) {
+      const int pair = 2 * (anew(group_thread) % 4);
+#pragma unroll
+      for (int n = 0; n < kColumnGroups; ++n) {
+        const float2 factor = load_two(factors, n, pair);
+#pragma unroll
+        for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            out[m][4 * n + 2 * h] *= factor.x;
+            out[m][4 * n + 2 * h + 1] *= factor.y;
+          }
+      }
+    };
+    const int turn = static_cast<int>(q_use % 2);
+    // Scores to weights of the own block, for both groups.
+    const auto weigh = [&](int stage, bool last) {
+      const int thread = anew(group_thread), lane = thread & 31, warp = thread >> 5;
+      const int key_row = lane >> 2, pair = 2 * (lane & 3);
+      bool valid[2][2];
+      const float log2 = static_cast<float>(static_cast<int>(__float_as_uint(divisor) >> 23) - 127);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const std::uint32_t tokens = shared.tokens[stage][16 * warp + key_row + 8 * h];
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          valid[h][e] = (tokens >> ((pair + e) & ((1 << shift) - 1)) & 1) != 0;
+      }
+      // To base-2 logarithms of weights · what the keys were divided by: weights times divided
+      // keys are right then.
+#pragma unroll
+      for (int n = 0; n < kColumnGroups; ++n) {
+        const float2 base = load_two(shared.base[turn], n, pair);
+        const float2 factor = {divisor * query[n].x, divisor * query[n].y};
+        const float2 offset = {log2 - base.x, log2 - base.y};
+#pragma unroll
+        for (int i = 4 * n; i < 4 * n + 4; i += 2) {
+          score[i] = fmaf(score[i], factor.x, offset.x);
+          score[i + 1] = fmaf(score[i + 1], factor.y, offset.y);
+        }
+      }
+      if (!(valid[0][0] && valid[0][1] && valid[1][0] && valid[1][1])) {
+#pragma unroll
+        for (int i = 0; i < 32; ++i)
+          if (!valid[i / 2 % 2][i % 2]) score[i] = -HUGE_VALF;
+      }
+      float tops[4] = {score[0], score[1], score[2], score[3]};
+#pragma unroll
+      for (int i = 4; i < 32; ++i) tops[i % 4] = fmaxf(tops[i % 4], score[i]);
+      const float most = fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
+      const bool raises = ptx::named_barrier_any(kFirstGroup + group, Shape::kGroupThreads,
+                                                 most > kSlack || shared.incomplete[turn] != 0);
+      if (group == 1 && last && thread == 0) load_q(item + step_items);
+      if (group == 0) ptx::block_mbarrier_wait(at.used(), use % 2 ^ 1);
+      if (raises) {
+#pragma unroll
+        for (int n = 0; n < kColumnGroups; ++n) {
+          float2 top = {fmaxf(score[4 * n], score[4 * n + 2]),
+                        fmaxf(score[4 * n + 1], score[4 * n + 3])};
+#pragma unroll
+          for (int step = 4; step < 32; step *= 2) {
+            top.x = fmaxf(top.x, __shfl_xor_sync(~0u, top.x, step));
+            top.y = fmaxf(top.y, __shfl_xor_sync(~0u, top.y, step));
+          }
+          if (lane < 4) *reinterpret_cast<float2*>(&shared.tops[group][warp][8 * n + pair]) = top;
+        }
+        ptx::named_barrier(kFirstGroup + group, Shape::kGroupThreads);
+        float2 now[kColumnGroups];
+        bool incomplete = false;
+#pragma unroll
+        for (int n = 0; n < kColumnGroups; ++n) {
+          float2 top = load_two(shared.tops[group][0], n, pair);
+#pragma unroll
+          for (int w = 1; w < 4; ++w) {
+            const float2 other = load_two(shared.tops[group][w], n, pair);
+            top = {fmaxf(top.x, other.x), fmaxf(top.y, other.y)};
+          }
+          const float2 before = load_two(shared.reference[turn], n, pair);
+          const float2 base = load_two(shared.base[turn], n, pair);
+          top = {top.x + base.x, top.y + base.y};
+          now[n] = {top.x > before.x + kSlack ? top.x : before.x,
+                    top.y > before.y + kSlack ? top.y : before.y};
+          incomplete |= now[n].x == -HUGE_VALF || now[n].y == -HUGE_VALF;
+          const float2 back = {base.x - base_of(now[n].x), base.y - base_of(now[n].y)};
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            score[4 * n + 2 * h] += back.x;
+            score[4 * n + 2 * h + 1] += back.y;
+          }
+          if (thread < 4)
+            *reinterpret_cast<float2*>(&shared.factor[group][8 * n + pair]) = {
+                rescaling(before.x, now[n].x), rescaling(before.y, now[n].y)};
+        }
+        incomplete = __any_sync(~0u, incomplete);
+        ptx::named_barrier(kFirstGroup + group, Shape::kGroupThreads);
+        if (thread < 4) {
+#pragma unroll
+          for (int n = 0; n < kColumnGroups; ++n) {
+            *reinterpret_cast<float2*>(&shared.reference[turn][8 * n + pair]) = now[n];
+            *reinterpret_cast<float2*>(&shared.base[turn][8 * n + pair]) = {base_of(now[n].x),
+                                                                            base_of(now[n].y)};
+          }
+          if (thread == 0) shared.incomplete[turn] = incomplete;
+        }
+        multiply_sums(shared.factor[group]);
+      }
+      if (thread == 0) shared.raised[group] = raises;
+      if (group == 0 && thread < 4) ptx::block_mbarrier_arrive(at.decided());
+      // Of stmatrix: lane l names row l % 16 of the warp's, chunk l / 16 of two.
+      const std::uint32_t to = at.weights(group) + (16 * warp + lane % 16) * 128;
+#pragma unroll
+      for (int two = 0; two < kColumnGroups; two += 2) {
+        std::uint32_t packed[4];
+#pragma unroll
+        for (int n = two; n < two + 2; ++n) {
+#pragma unroll
+          for (int i = 4 * n; i < 4 * n + 4; ++i) score[i] = ptx::ex2(score[i]);
+#pragma unroll
+          for (int h = 0; h < 2; ++h)
+            packed[2 * (n - two) + h] =
+                ptx::pack_f16(score[4 * n + 2 * h], score[4 * n + 2 * h + 1]);
+        }
+        ptx::stmatrix_x4(to + (((two + lane / 16) ^ lane % 8) << 4), packed);
+      }
+      ptx::fence_shared_to_async();
+      __syncwarp();
+      if (lane < 4) ptx::block_mbarrier_arrive(at.weighed(group));
+    };
+    // Weights, by the inverse of what the keys were divided by, to the thread's sums: over its two
+    // keys, a half of the lanes' keys, then a half of those. Of eight pairs of rows two are left to
+    // a lane.
+    const auto add_to_sums = [&] {
+      const int lane = anew(group_thread) % 32;
+      const bool upper = lane / 16 != 0, odd = lane / 8 % 2 != 0;
+      float two[16];
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        const int at_score = 4 * (i / 2) + i % 2;
+        two[i] = score[at_score] + score[at_score + 2];
+      }
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float other = __shfl_xor_sync(~0u, upper ? two[i] : two[i + 8], 16);
+        two[i] = (upper ? two[i + 8] : two[i]) + other;
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float other = __shfl_xor_sync(~0u, odd ? two[i] : two[i + 4], 8);
+        sum[i] = fmaf((odd ? two[i + 4] : two[i]) + other, inverse_of(divisor), sum[i]);
+      }
+    };
+    // O += V · P of both blocks, as their weights come.
+    const auto add_values = [&](const StageWalk& first, const StageWalk& second) {
+      constexpr int kSteps = Tile::kKeys / 16;
+      const int thread = anew(group_thread), lane = thread & 31, warp = thread >> 5;
+      const int pair = 2 * (lane & 3);
+      std::uint32_t columns = lane_row(lane, first.stage) + group * Shape::kHalfColumns + 64 * warp;
+      std::uint32_t raw[2][2][4], factor[kSteps][2];  // of two steps by turns
+      const auto load_codes = [&](int step) {
+        ptx::ldmatrix_x4_transposed(raw[step % 2][0], columns + 16 * step * Tile::kRowBytes);
+        ptx::ldmatrix_x4_transposed(raw[step % 2][1], columns + 16 * step * Tile::kRowBytes + 32);
+      };
+      const auto begin = [&](int block, const StageWalk& from) {
+        const int stage = from.stage;
+        ptx::block_mbarrier_wait(at.full(stage), from.parity);
+        load_codes(0);
+        ptx::block_mbarrier_wait(at.factored(block, use), use / 2 % 2);
+        const __half* const of_part = &shared.value_factors[stage][2 * group + warp / 2][8 * pair];
+        const uint4 low = *reinterpret_cast<const uint4*>(of_part);
+        const uint4 high = *reinterpret_cast<const uint4*>(of_part + 8);
+        const std::uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (int i = 0; i < 8; ++i) factor[i / 2][i % 2] = words[i];
+      };
+      begin(0, first);
+#pragma unroll
+      for (int number = 0; number < 2 * kSteps; ++number) {
+        const int block = number / kSteps, step = number % kSteps;
+        if (number == kSteps) {
+          columns = lane_row(lane, second.stage) + group * Shape::kHalfColumns + 64 * warp;
+          begin(1, second);
+        }
+        if (step + 1 < kSteps) load_codes(step + 1);
+        std::uint32_t(&a)[16] = operand[number % 2];
+#pragma unroll
+        for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+          for (int half = 0; half < 2; ++half)
+            scale_e4m3x4(__byte_perm(raw[step % 2][m / 2][2 * (m % 2) + half], 0, 0x3120),
+                         factor[step][half], a[4 * m + 2 * half], a[4 * m + 2 * half + 1]);
+        if (step % 2 == 1)
+          ptx::block_mbarrier_arrive(at.empty(block == 0 ? first.stage : second.stage, step / 2));
+        if (step == 0) {
+          ptx::block_mbarrier_wait(at.weighed(block), use % 2);
+          if (block == 1) {
+            ptx::wgmma_wait<0>();
+#pragma unroll
+            for (int m = 0; m < kTiles; ++m) ptx::pin(out[m]);
+            if (group == 1) arrive(at.used());
+          }
+          if (shared.raised[block]) {
+            if (group == 0 && block == 1) multiply_sums(shared.factor[1]);
+            multiply_out(shared.factor[block]);
+          }
+        }
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int m = 0; m < kTiles; ++m) {
+          const std::uint32_t four[4] = {a[4 * m], a[4 * m + 1], a[4 * m + 2], a[4 * m + 3]};
+          ptx::wgmma_m64n64k16<true, true, ptx::F16Product>(
+              out[m], four, ptx::advance(weights[block], step * 16 * 128));
+        }
+        ptx::wgmma_commit();
+        if (number == 0) add_to_sums();
+        if (step + 1 < kSteps) ptx::wgmma_wait<1>();
+      }
+      ptx::wgmma_wait<0>();
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) ptx::pin(out[m]);
+    };
+
+    ptx::block_mbarrier_wait(at.full_q(), q_use % 2);
+    divide_queries(at.q(), group * Shape::kGroupThreads + anew(group_thread), scale,
+                   shared.query_factor);
+    if (const int row = anew(group_thread); group == 0 && row < Shape::kRows) {
+      shared.reference[turn][row] = -HUGE_VALF;
+      shared.base[turn][row] = base_of(-HUGE_VALF);
+      if (row == 0) shared.incomplete[turn] = 1;
+    }
+    ptx::fence_shared_to_async();
+    ptx::block_mbarrier_arrive(at.ready_q());
+    ptx::block_mbarrier_wait(at.ready_q(), q_use % 2);
+    for (int number = 0; number < pairs; ++number, ++use) {
+      const StageWalk first = walk;
+      walk.next();
+      const StageWalk second = walk;
+      walk.next();
+      const StageWalk own = group == 0 ? first : second;
+      ptx::block_mbarrier_wait(at.full(own.stage), own.parity);
+      find_scores(own.stage);
+      if (group == 1) {
+        ptx::block_mbarrier_wait(at.decided(), use % 2);
+        if (shared.raised[0]) multiply_sums(shared.factor[0]);
+      }
+      weigh(own.stage, number == pairs - 1);
+      add_values(first, second);
+    }
+
+    const int thread = anew(group_thread), lane = thread & 31, warp = thread >> 5;
+    const int key_row = lane >> 2, pair = 2 * (lane & 3);
+    // By items in turns, so that a group may be an item ahead of the other's reading.
+    float(&sums)[2][4][Shape::kRows] = shared.sum[q_use % 2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float2 two = {sum[2 * i], sum[2 * i + 1]};
+      two.x += __shfl_xor_sync(~0u, two.x, 4);
+      two.y += __shfl_xor_sync(~0u, two.y, 4);
+      if (key_row % 2 == 0)
+        *reinterpret_cast<float2*>(&sums[group][warp][8 * (2 * (lane / 8) + i) + pair]) = two;
+    }
+    if (key_row % 2 == 0) ptx::block_mbarrier_arrive(at.summed());
+    ptx::block_mbarrier_wait(at.summed(), q_use % 2);
+    // Both groups have waited for this item's queries.
+    if (group == 1 && pairs == 0 && thread == 0) load_q(item + step_items);
+    constexpr float kLn2 = 0.693147180559945309f;
+    if (thread < Shape::kRows) {
+      const int row = thread;
+      float total = 0;
+#pragma unroll
+      for (int part = 0; part < 8; ++part) total += sums[part / 4][part % 4][row];
+      const PrefillItem to_item = item_at<kPacked>(args, item);
+      const std::int64_t token = to_item.token + (row & ((1 << shift) - 1));
+      const int head = to_item.head + (row >> shift);
+      const bool writes = head < args.num_heads && (!kPacked || token < call.out.extent(0));
+      const bool empty = total == 0.0f;
+      const float lse = empty ? -HUGE_VALF : (shared.reference[turn][row] + log2f(total)) * kLn2;
+      float share = empty ? 0.0f : 1.0f / total;
+      if (writes && call.sink.data_handle() != nullptr) share *= sink_factor(call.sink(head), lse);
+      if (group == 0 && writes) {
+        const std::int64_t column = call.lse_tokens == nullptr ? token : call.lse_tokens[token];
+        if (column >= 0 && column < call.lse.extent(1)) call.lse(head, column) = lse;
+      }
+      shared.share[group][row] = share;
+      shared.to[group][row] = writes ? address(call.out, token, head, 0) : nullptr;
+    }
+    ptx::named_barrier(kFirstGroup + group, Shape::kGroupThreads);
+    // The lane's eight columns of 64: of tile number key_row % 4 the half key_row / 4.
+    const int column =
+        group * Shape::kHalfColumns + 64 * warp + 16 * (key_row % 4) + 8 * (key_row / 4);
+#pragma unroll
+    for (int n = 0; n < kColumnGroups; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int row = 8 * n + pair + e;
+        const float share = shared.share[group][row];
+        bfloat16* const to = shared.to[group][row];
+        std::uint32_t packed[kTiles];
+#pragma unroll
+        for (int m = 0; m < kTiles; ++m)
+          packed[m] = share == 0.0f ? 0u
+                                    : ptx::pack_bf16(out[m][4 * n + e] * share,
+                                                     out[m][4 * n + 2 + e] * share);
+        transpose_four<4>(packed);
+        ptx::store_16_if(to + column, packed, to != nullptr);
+      }
+  }
+}
+
+#endif
+
+/// The tile product of one work item, per pair of blocks of 64 keys:
+///   S[64 keys, 64 rows] = K[64 keys, 576] · Q[64 rows, 576]ᵀ of block g by warpgroup g: K decoded
+///   to
+///     fp16 in registers, divided by a power of two that 16 keys share, Q from shared memory
+///   online softmax in base 2, fp32, a row of the tile per column; a row's reference is raised only
+///     when a score exceeds it by kSlack, which all warps of the group vote on; block 1 goes on
+///     where block 0 is
+///   O[512, 64 rows] += V[512, 64 keys] · P[64 keys, 64 rows] of both blocks, value columns
+///     256g … 256g+255 by warpgroup g: V decoded in registers, P from shared memory
+/// One CTA per SM that stays: a warpgroup that asks for rows, one bulk copy each, and two that
+/// compute. A block's halves are freed as soon as they are in registers.
+template <bool kPacked>
+__global__ void __launch_bounds__(QuantisedTile::kThreads, 1)
+    quantised_prefill_kernel(const __grid_constant__ CUtensorMap q_map,
+                             const __grid_constant__ PrefillArguments args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  using Shape = PrefillShape;
+  using Tile = QuantisedTile;
+  extern __shared__ std::byte prefill_tiles[];
+  __shared__ QuantisedShared shared;
+  const QuantisedAddresses at{(ptx::shared_address(prefill_tiles) + Shape::kAlignment - 1) /
+                                  Shape::kAlignment * Shape::kAlignment,
+                              ptx::shared_address(&shared)};
+  if (threadIdx.x == 0) {
+    constexpr int kWarps = Shape::kGroupThreads / 32;
+    ptx::mbarrier_init(&shared.full_q, 1);
+    ptx::mbarrier_init(&shared.ready_q, 2 * Shape::kGroupThreads);
+    ptx::mbarrier_init(&shared.summed, 2 * kWarps * 16);
+    for (int stage = 0; stage < Tile::kStages; ++stage) {
+      ptx::mbarrier_init(&shared.full[stage], Tile::kKeys + 2 * kWarps);
+      for (int half = 0; half < 2; ++half)
+        ptx::mbarrier_init(&shared.empty[stage][half], 2 * Shape::kGroupThreads);
+    }
+    ptx::mbarrier_init(&shared.decided, 4);
+    ptx::mbarrier_init(&shared.weighed[0], kWarps * 4);
+    ptx::mbarrier_init(&shared.weighed[1], kWarps * 4);
+    for (int i = 0; i < 4; ++i)
+      ptx::mbarrier_init(&shared.factored[i / 2][i % 2], Shape::kGroupThreads);
+    ptx::mbarrier_init(&shared.used, kWarps);
+    ptx::mbarrier_init_fence();
+  }
+  __syncthreads();
+  // From one lane, so that the compiler takes what follows from it as uniform.
+  const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / Shape::kGroupThreads, 0);
+  if (group == 0) {
+    ptx::release_registers<Tile::kProducerRegisters>();
+    copy_quantised_rows<kPacked>(args, shared, at);
+  } else {
+    ptx::claim_registers<Tile::kConsumerRegisters>();
+    consume_quantised<kPacked>(group - 1, q_map, args, shared, at);
+  }
+#endif
+}
+
+}  // namespace sparse_mla::sm90

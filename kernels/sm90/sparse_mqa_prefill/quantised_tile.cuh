@@ -1,0 +1,115 @@
+/// The tile of the `sparse_mqa` prefill kernel over fp8_ds_mla rows, its shared memory and
+/// barriers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <cuda_fp16.h>
+
+#include "kernels/cuda/latent_rows.cuh"
+#include "kernels/sm90/sparse_mqa_prefill/prefill_tile.cuh"
+
+namespace sparse_mla::sm90 {
+
+struct QuantisedTile {
+  static constexpr int kKeys = PrefillShape::kBlockKeys;
+  /// Blocks in shared memory: a pair that is multiplied, and the next one's first.
+  static constexpr int kStages = 3;
+  // Bytes of a row as it is stored, at which its parts begin.
+  static constexpr int kScales = cuda::ds_mla_scale_offset(PrefillShape::kLatent);
+  static constexpr int kRopePart = cuda::ds_mla_rope_offset(PrefillShape::kLatent);
+  /// 41 times 16: 16 bytes at the same place of eight rows touch each bank once.
+  static constexpr int kRowBytes = kRopePart + 2 * PrefillShape::kRope;
+  static constexpr int kStageBytes = kKeys * kRowBytes;
+  static constexpr int kWeightBytes = kKeys * PrefillShape::kRows * 2;
+  static constexpr int kSharedBytes = PrefillShape::kQueryBytes + 2 * kWeightBytes +
+                                      kStages * kStageBytes + PrefillShape::kAlignment;
+  /// A warpgroup asks for rows and two compute.
+  static constexpr int kThreads = 3 * PrefillShape::kGroupThreads;
+  /// Registers per thread: together no more than a CTA starts with, 168 · 384, or it would wait for
+  /// them in vain.
+  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/// Everything in shared memory but the tiles. Rows of the tile are columns of the products here.
+struct QuantisedShared {
+  static constexpr int kRows = PrefillShape::kRows, kKeys = QuantisedTile::kKeys;
+  static constexpr int kStages = QuantisedTile::kStages;
+  std::uint64_t full_q;             ///< the item's queries are there
+  std::uint64_t ready_q;            ///< they have been divided
+  std::uint64_t full[kStages];      ///< the block's rows are there
+  std::uint64_t empty[kStages][2];  ///< [stage][half] both groups have its rows in registers
+  std::uint64_t factored[2][2];     ///< [block][parity of the pair] its value_factors are there
+  std::uint64_t decided;            ///< what block 0's weights are relative to is there
+  std::uint64_t weighed[2];         ///< [block] its weights are there
+  std::uint64_t used;               ///< group 1 is done with block 0's weights
+  std::uint64_t summed;             ///< both groups' sums of weights are there
+  /// What a key's codes are multiplied by, fp16, [stage][128 columns][key]: as a lane takes them,
+  /// keys 16s + 8h + 2t, +1 at 16t + 4s + 2h.
+  alignas(16) __half value_factors[kStages][4][kKeys];
+  const void* sources[kKeys];           ///< the producers': where the next block's rows are
+  std::uint8_t tokens[kStages][kKeys];  ///< bits: those that picked the key
+  int raised[2];                        ///< [block] the reference has changed
+  int incomplete[2];                    ///< [parity of the item] not every row has had a key
+  float query_factor[kRows];            ///< what queries were divided by · the logits' scale
+  /// What the exponents of the weights are relative to, −inf before the first key; the same, 0
+  /// before: [parity of the item].
+  float reference[2][kRows], base[2][kRows];
+  float factor[2][kRows];     ///< [block] what earlier weights are multiplied by
+  float tops[2][4][kRows];    ///< [group][warp]
+  float sum[2][2][4][kRows];  ///< [parity of the item][group][warp]
+  float share[2][kRows];      ///< [group] what sums are multiplied by at the end
+  bfloat16* to[2][kRows];     ///< [group] where they go, null = nowhere
+};
+
+/// Where it lies: shared-memory addresses.
+struct QuantisedAddresses {
+  std::uint32_t tiles, shared;
+
+  __device__ std::uint32_t q() const { return tiles; }
+  __device__ std::uint32_t weights(int block) const {
+    return tiles + PrefillShape::kQueryBytes + block * QuantisedTile::kWeightBytes;
+  }
+  __device__ std::uint32_t rows(int stage) const {
+    return weights(2) + stage * QuantisedTile::kStageBytes;
+  }
+  __device__ std::uint32_t full_q() const { return shared + offsetof(QuantisedShared, full_q); }
+  __device__ std::uint32_t ready_q() const { return shared + offsetof(QuantisedShared, ready_q); }
+  __device__ std::uint32_t full(int stage) const {
+    return shared + offsetof(QuantisedShared, full) + 8 * stage;
+  }
+  __device__ std::uint32_t empty(int stage, int half) const {
+    return shared + offsetof(QuantisedShared, empty) + 8 * (2 * stage + half);
+  }
+  __device__ std::uint32_t factored(int block, std::uint32_t pair) const {
+    return shared + offsetof(QuantisedShared, factored) + 8 * (2 * block + pair % 2);
+  }
+  __device__ std::uint32_t decided() const { return shared + offsetof(QuantisedShared, decided); }
+  __device__ std::uint32_t weighed(int block) const {
+    return shared + offsetof(QuantisedShared, weighed) + 8 * block;
+  }
+  __device__ std::uint32_t used() const { return shared + offsetof(QuantisedShared, used); }
+  __device__ std::uint32_t summed() const { return shared + offsetof(QuantisedShared, summed); }
+};
+
+/// Named barriers, of a consumer group's threads.
+enum QuantisedBarrier : int { kFirstGroup = 1 };
+
+/// The ring of stages, block after block.
+struct StageWalk {
+  int stage = 0;
+  std::uint32_t parity = 0;
+  __device__ void next() {
+    if (++stage == QuantisedTile::kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+#endif
+
+}  // namespace sparse_mla::sm90
