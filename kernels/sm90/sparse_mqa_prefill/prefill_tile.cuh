@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <cuda.h>
+
 #include "kernels/sm90/page_divisor.h"
 #include "kernels/sm90/sparse_mqa_prefill/pick_union.cuh"
 #include "kernels/sm90/wgmma.cuh"
@@ -141,6 +143,33 @@ __device__ inline int pairs_of(int count) {
   return (count + PrefillShape::kPairKeys - 1) / PrefillShape::kPairKeys;
 }
 
+/// The item's queries, 64 rows, to `q` in shared memory; they count at `full_q`. One thread calls
+/// it.
+template <bool kPacked>
+__device__ inline void load_queries(const CUtensorMap& q_map, const PrefillArguments& args,
+                                    int item, std::uint32_t q, std::uint32_t full_q) {
+  if (item >= args.items) return;
+  ptx::block_mbarrier_arrive_expecting(full_q, PrefillShape::kQueryBytes);
+  const PrefillItem to = item_at<kPacked>(args, item);
+#pragma unroll
+  for (int slab = 0; slab < PrefillShape::kSlabs; ++slab)
+    ptx::copy_box_3d(q + slab * PrefillShape::kQuerySlabBytes, &q_map, full_q, 64 * slab,
+                     static_cast<int>(to.token), to.head);
+}
+/// Pick number `at` of an item: its slot and the tokens that picked it, bits.
+template <bool kPacked>
+__device__ inline void load_pick(const PrefillArguments& args, int item, int at, std::int32_t& slot,
+                                 std::uint32_t& tokens) {
+  if constexpr (kPacked) {
+    const std::int64_t from = item * args.picks.row + at;
+    slot = args.picks.slots[from];
+    tokens = args.picks.tokens[from];
+  } else {
+    slot = args.call.slots(item_at<false>(args, item).token, at);
+    tokens = 1;
+  }
+}
+
 /// The producers' walk over the pairs of blocks of all of the CTA's items.
 template <bool kPacked>
 struct PairWalk {
@@ -172,14 +201,7 @@ struct PairWalk {
     slot = -1;
     tokens = 0;
     if (item >= args.items || at >= count) return;
-    if constexpr (kPacked) {
-      const std::int64_t from = item * args.picks.row + at;
-      slot = args.picks.slots[from];
-      tokens = args.picks.tokens[from];
-    } else {
-      slot = args.call.slots(item_at<false>(args, item).token, at);
-      tokens = 1;
-    }
+    load_pick<kPacked>(args, item, at, slot, tokens);
   }
 };
 

@@ -115,13 +115,7 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
     if (anew(group_thread) % 32 == 0) ptx::block_mbarrier_arrive(mbarrier);
   };
   const auto load_q = [&](int item) {
-    if (item >= args.items) return;
-    ptx::block_mbarrier_arrive_expecting(at.full_q(), Shape::kQueryBytes);
-    const PrefillItem to = item_at<kPacked>(args, item);
-#pragma unroll
-    for (int slab = 0; slab < Shape::kSlabs; ++slab)
-      ptx::copy_box_3d(at.q() + slab * Shape::kQuerySlabBytes, &q_map, at.full_q(), 64 * slab,
-                       static_cast<int>(to.token), to.head);
+    load_queries<kPacked>(q_map, args, item, at.q(), at.full_q());
   };
   // Two rows of the tile that belong together, of the eight from 8n on.
   const auto load_two = [&](const float* of_rows, int n, int pair) {
@@ -574,9 +568,9 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
 #endif
 
 /// The tile product of one work item, per pair of blocks of 64 keys:
-///   S[64 keys, 64 rows] = K[64 keys, 576] · Q[64 rows, 576]ᵀ of block g by warpgroup g: K decoded
-///   to
-///     fp16 in registers, divided by a power of two that 16 keys share, Q from shared memory
+///   S[64 keys, 64 rows] = K[64 keys, 576] · Q[64 rows, 576]ᵀ of block g by warpgroup g:
+///     K decoded to fp16 in registers, divided by a power of two that 16 keys share, Q from shared
+///     memory
 ///   online softmax in base 2, fp32, a row of the tile per column; a row's reference is raised only
 ///     when a score exceeds it by kSlack, which all warps of the group vote on; block 1 goes on
 ///     where block 0 is

@@ -38,21 +38,14 @@ __device__ __forceinline__ void copy_quantised_rows(const PrefillArguments& args
   };
   std::int32_t slot;  // −1 = do not read
   std::uint32_t tokens;
-  const auto load_pick = [&] {
+  const auto load_next_pick = [&] {
     const int key = first + (lane >> 4) * Tile::kKeys + row;
     slot = -1;
-    tokens = 1;
-    if (key >= count) return;
-    if constexpr (kPacked) {
-      const std::int64_t pick = item * args.picks.row + key;
-      slot = args.picks.slots[pick];
-      tokens = args.picks.tokens[pick];
-    } else {
-      slot = args.call.slots(item_at<false>(args, item).token, key);
-    }
+    tokens = 0;
+    if (key < count) load_pick<kPacked>(args, item, key, slot, tokens);
   };
   skip_ended();
-  load_pick();
+  load_next_pick();
 #pragma unroll 1
   for (bool more = item < args.items; more;) {
     first += 2 * Tile::kKeys;
@@ -96,7 +89,7 @@ __device__ __forceinline__ void copy_quantised_rows(const PrefillArguments& args
           }
         }
       }
-      if (lane >> 4 == block) load_pick();
+      if (lane >> 4 == block) load_next_pick();
       to.next();
     }
   }

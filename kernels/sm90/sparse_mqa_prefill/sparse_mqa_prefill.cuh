@@ -68,13 +68,7 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const PrefillA
     if (lane == reader) ptx::block_mbarrier_arrive(mbarrier);
   };
   const auto load_q = [&](int item) {
-    if (item >= args.items) return;
-    ptx::block_mbarrier_arrive_expecting(at.full_q(), Shape::kQueryBytes);
-    const PrefillItem to = item_at<kPacked>(args, item);
-#pragma unroll
-    for (int slab = 0; slab < Shape::kSlabs; ++slab)
-      ptx::copy_box_3d(at.q() + slab * Shape::kQuerySlabBytes, &q_map, at.full_q(), 64 * slab,
-                       static_cast<int>(to.token), to.head);
+    load_queries<kPacked>(q_map, args, item, at.q(), at.full_q());
   };
   const int step_items = static_cast<int>(gridDim.x);
   if (kGroup == 1 && thread == 0) load_q(static_cast<int>(blockIdx.x));
