@@ -97,8 +97,11 @@ class Readme(unittest.TestCase):
             part("merge/tokens:8192/heads:128/fp32"),
             part("gather/rows:131072/bf16"),
             part("build_masks/rows:16384/keys:32768/ascending"),
-            f"{ms(mqa + '128_heads/4096x32768/random'):.1f} ms / "
-            f"{ms(mqa + '16_heads/4096x32768/random'):.1f} ms",
+            *(
+                f"{ms(mqa + cache + '128_heads/4096x32768/random'):.1f} ms / "
+                f"{ms(mqa + cache + '16_heads/4096x32768/random'):.1f} ms"
+                for cache in ("", "fp8_ds_mla/")
+            ),
             f"{runs['indexer_scores/ragged/4096x32768']['TFLOP/s']:.0f}",
             " / ".join(topk(shape) for shape in ("1x8192/k2048/normal", "1x131072/k2048/normal")),
             " / ".join(topk(f"64x131072/k2048/{data}") for data in ("normal", "narrow", "ties")),
