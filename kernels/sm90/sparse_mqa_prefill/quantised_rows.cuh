@@ -77,16 +77,12 @@ __device__ __forceinline__ void copy_quantised_rows(const PrefillArguments& args
           const int first_row = half * (Tile::kKeys / 2) + kRows * warp;
           const std::uint32_t place = at.rows(to.stage) + first_row * Tile::kRowBytes;
           ptx::block_mbarrier_arrive_expecting(full, kRows * Tile::kRowBytes);
-          constexpr int kAtOnce = 8;
-#pragma unroll 1
-          for (int r = 0; r < kRows; r += kAtOnce) {
-            const void* from[kAtOnce];
+          const void* from[kRows];
 #pragma unroll
-            for (int i = 0; i < kAtOnce; ++i) from[i] = shared.sources[first_row + r + i];
+          for (int r = 0; r < kRows; ++r) from[r] = shared.sources[first_row + r];
 #pragma unroll
-            for (int i = 0; i < kAtOnce; ++i)
-              ptx::copy_bytes(place + (r + i) * Tile::kRowBytes, from[i], Tile::kRowBytes, full);
-          }
+          for (int r = 0; r < kRows; ++r)
+            ptx::copy_bytes(place + r * Tile::kRowBytes, from[r], Tile::kRowBytes, full);
         }
       }
       if (lane >> 4 == block) load_next_pick();
