@@ -23,7 +23,7 @@ namespace {
 using Shape = PrefillShape;
 
 /// (token, 64 heads) items below which the portable entry's split of the keys is faster: measured.
-/// It gains less from small tiles over quantised rows.
+/// Over quantised rows an item takes a quarter longer.
 constexpr std::int64_t least_items(int num_heads, CacheFormat format) {
   if (format != CacheFormat::bf16) return num_heads <= 32 ? 64 : 32;
   return num_heads <= 32 ? 48 : 24;

@@ -293,9 +293,8 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const PrefillA
 ///   S[64, 64 keys] = Q[64, 576] · K[64 keys, 576]ᵀ of block g by warpgroup g, both from shared
 ///     memory
 ///   online softmax in base 2, fp32, a quad of lanes per row; block 1 goes on where block 0 is
-///   O[64, 256g … 256g+255] += P[64, 64 keys] · K[64 keys, the same columns] of both by warpgroup
-///   g:
-///     its own block's P from registers, the other's from shared memory
+///   O[64, 256g … 256g+255] += P[64, 64 keys] · K[64 keys, the same columns] of both blocks by
+///     warpgroup g: its own block's P from registers, the other's from shared memory
 /// One CTA per SM that stays: a warpgroup that gathers and two that compute. Keys are filled and
 /// freed by quarters of a pair; the next item's keys and queries come in during the last products
 /// and the epilogue of the one before.
