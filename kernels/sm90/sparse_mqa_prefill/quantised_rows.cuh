@@ -27,7 +27,8 @@ __device__ __forceinline__ void copy_quantised_rows(const PrefillArguments& args
   const int row = (lane >> 3 & 1) * (Tile::kKeys / 2) + kRows * warp + (lane & 7);
 
   StageWalk to;
-  // Of the pair whose picks are asked for next: item, its picks, the first of the pair's.
+  // Of the pair whose picks are asked for next: item, its picks, the first of the pair's. (A
+  // PairWalk keeps more than 24 registers have room for.)
   int item = static_cast<int>(blockIdx.x), first = 0, count = picks_of<kPacked>(args, item);
   const auto skip_ended = [&] {
     while (first >= count && item < args.items) {
