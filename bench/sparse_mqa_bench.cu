@@ -5,7 +5,8 @@
 //            `clustered`: it keeps each pick of the token before with probability 0.8 and draws the
 //            rest anew (its own key among them).
 //   decode   batch × query tokens, each request's context of 32,768 rows on pages of 64 in random
-//            order, the L2 cache flushed before every launch.
+//            order. Launches take turns over the batches of 128 requests, so that rows come from
+//            memory, and through an L2 cache whose lines need not be written back first.
 // Picks are distinct. Rates count 2 · (576 + 512) operations per head and pick, and the bytes of
 // every picked row once per token.
 #include <algorithm>
@@ -27,15 +28,18 @@ namespace sparse_mla::bench {
 namespace {
 
 constexpr int kLora = 512, kRope = 64, kTopk = 2048, kBlock = 64, kContext = 32768;
+constexpr int kPrefillTokens = 4096, kDecodeRequests = 128;
 
 struct Case {
   int heads = 128;
   CacheFormat format = CacheFormat::bf16;
   int requests = 1, query_len = 1;
   std::int32_t context = kContext;
-  bool clustered = false, flush_l2 = true;
+  bool clustered = false;
+  int batches = 1;  ///< of so many requests each, which launches take turns over
 
   std::int64_t tokens() const { return std::int64_t{requests} * query_len; }
+  int all_requests() const { return batches * requests; }
 };
 
 /// The first `count` of a row of keys become a uniform choice of distinct ones.
@@ -45,17 +49,17 @@ void draw(std::vector<std::int32_t>& keys, std::size_t begin, std::size_t count,
     std::swap(keys[i], keys[i + random() % (keys.size() - i)]);
 }
 
-/// [tokens, topk] slots: request r's key s lies on page pages[r][s / 64].
+/// [batches · tokens, topk] slots: request r's key s lies on page pages[r][s / 64].
 std::vector<std::int32_t> make_slots(const Case& c) {
   std::mt19937 random(7);
   const std::int32_t pages_each = c.context / kBlock;
-  std::vector<std::int32_t> pages(static_cast<std::size_t>(c.requests * pages_each));
+  std::vector<std::int32_t> pages(static_cast<std::size_t>(c.all_requests() * pages_each));
   std::iota(pages.begin(), pages.end(), 0);
-  if (c.requests > 1 || c.query_len == 1) std::shuffle(pages.begin(), pages.end(), random);
+  if (c.all_requests() > 1 || c.query_len == 1) std::shuffle(pages.begin(), pages.end(), random);
   std::vector<std::int32_t> slots;
-  slots.reserve(static_cast<std::size_t>(c.tokens() * kTopk));
+  slots.reserve(static_cast<std::size_t>(c.batches * c.tokens() * kTopk));
   std::vector<std::int32_t> keys(static_cast<std::size_t>(c.context));
-  for (int r = 0; r < c.requests; ++r) {
+  for (int r = 0; r < c.all_requests(); ++r) {
     std::iota(keys.begin(), keys.end(), 0);
     for (int j = 0; j < c.query_len; ++j) {
       std::size_t kept = 0;
@@ -82,26 +86,25 @@ std::vector<std::int32_t> make_slots(const Case& c) {
 class Run {
  public:
   Run(const Case& c, const std::string& entry)
-      : rows_(std::int64_t{c.requests} * c.context * latent_row_bytes(c.format, kLora, kRope)) {
-    const std::int64_t row_bytes = latent_row_bytes(c.format, kLora, kRope), tokens = c.tokens();
+      : heads_(c.heads),
+        tokens_(c.tokens()),
+        rows_(std::int64_t{c.all_requests()} * c.context *
+              latent_row_bytes(c.format, kLora, kRope)) {
+    const std::int64_t row_bytes = latent_row_bytes(c.format, kLora, kRope);
+    const std::int64_t all_tokens = c.batches * tokens_;
     fill(rows_, MakeRowByte{c.format, kLora, row_bytes});
     slots_ = DeviceBuffer<std::int32_t>(make_slots(c));
-    q_ = DeviceBuffer<bfloat16>(tokens * c.heads * (kLora + kRope));
+    q_ = DeviceBuffer<bfloat16>(all_tokens * heads_ * (kLora + kRope));
     fill_normal(q_, 3, 2, 0.3f);
-    out_ = DeviceBuffer<bfloat16>(tokens * c.heads * kLora);
-    lse_ = DeviceBuffer<float>(tokens * c.heads);
-    call_.q = contiguous<const bfloat16>(q_.data(), tokens, c.heads, kLora + kRope);
-    call_.cache.format = c.format;
-    call_.cache.data = rows_.data();
-    call_.cache.num_blocks = std::int64_t{c.requests} * c.context / kBlock;
-    call_.cache.block_size = kBlock;
-    call_.cache.row_stride = row_bytes;
-    call_.cache.block_stride = row_bytes * kBlock;
-    call_.slots = contiguous<const std::int32_t>(slots_.data(), tokens, kTopk);
-    call_.softmax_scale = ModelDims{}.softmax_scale;
-    call_.out = contiguous(out_.data(), tokens, c.heads, kLora);
-    call_.lse = contiguous(lse_.data(), c.heads, tokens);
-    problem_ = {c.heads, kLora, kRope, kTopk, c.format, tokens};
+    out_ = DeviceBuffer<bfloat16>(all_tokens * heads_ * kLora);
+    lse_ = DeviceBuffer<float>(all_tokens * heads_);
+    cache_.format = c.format;
+    cache_.data = rows_.data();
+    cache_.num_blocks = std::int64_t{c.all_requests()} * c.context / kBlock;
+    cache_.block_size = kBlock;
+    cache_.row_stride = row_bytes;
+    cache_.block_stride = row_bytes * kBlock;
+    problem_ = {heads_, kLora, kRope, kTopk, c.format, tokens_};
     Dispatch dispatch;
     dispatch.forced["sparse_mqa"] = entry;
     entry_ = &sparse_mqa_operation().choose(problem_, dispatch);
@@ -109,16 +112,27 @@ class Run {
         DeviceBuffer<std::byte>(static_cast<std::int64_t>(entry_->workspace_bytes(problem_)));
   }
 
-  void operator()(Stream stream) const {
-    sparse_mqa_operation().run(*entry_, problem_, call_, workspace_.span(), stream);
+  void operator()(int batch, Stream stream) const {
+    const std::int64_t first = batch * tokens_, first_head = first * heads_;
+    SparseMqaCall call;
+    call.cache = cache_;
+    call.q = contiguous<const bfloat16>(q_.data() + first_head * (kLora + kRope), tokens_, heads_,
+                                        kLora + kRope);
+    call.slots = contiguous<const std::int32_t>(slots_.data() + first * kTopk, tokens_, kTopk);
+    call.softmax_scale = ModelDims{}.softmax_scale;
+    call.out = contiguous(out_.data() + first_head * kLora, tokens_, heads_, kLora);
+    call.lse = contiguous(lse_.data() + first_head, heads_, tokens_);
+    sparse_mqa_operation().run(*entry_, problem_, call, workspace_.span(), stream);
   }
 
  private:
+  int heads_;
+  std::int64_t tokens_;  // of a batch
   DeviceBuffer<std::byte> rows_;
   DeviceBuffer<std::int32_t> slots_;
   DeviceBuffer<bfloat16> q_, out_;
   DeviceBuffer<float> lse_;
-  SparseMqaCall call_;
+  LatentCache cache_;
   SparseMqaProblem problem_;
   const Entry<SparseMqaProblem, SparseMqaCall>* entry_ = nullptr;
   DeviceBuffer<std::byte> workspace_;
@@ -132,14 +146,16 @@ void add(const std::string& name, const Case& c) {
         "sparse_mqa/" + forced + "/" + name,
         [c, forced](benchmark::State& state) {
           const Run run(c, forced);
-          const GpuTimes times = time_on_gpu(state, [&](int, Stream stream) { run(stream); },
-                                             {.warm_ups = 5, .flush_l2 = c.flush_l2});
+          // Every batch has been read once before any is timed.
+          const GpuTimes times =
+              time_on_gpu(state, [&](int batch, Stream stream) { run(batch, stream); },
+                          {.warm_ups = c.batches + 5, .num_inputs = c.batches});
           const double picks = static_cast<double>(c.tokens()) * kTopk;
           count_flops(state, times, picks * c.heads * 2 * (2 * kLora + kRope));
           count_bytes(state, times,
                       picks * static_cast<double>(latent_row_bytes(c.format, kLora, kRope)));
         },
-        c.flush_l2 ? 50 : 10);
+        c.tokens() < kPrefillTokens ? 50 : 10);
   }
 }
 
@@ -152,14 +168,14 @@ const bool kRegistered = [] {
           continue;
         add("prefill/" + std::to_string(heads) + "_heads/4096x" + std::to_string(keys) +
                 (clustered ? "/clustered" : "/random"),
-            {heads, CacheFormat::bf16, 1, 4096, keys, clustered, false});
+            {heads, CacheFormat::bf16, 1, kPrefillTokens, keys, clustered});
       }
   for (const int heads : {128, 64, 16})
     for (const bool clustered : {false, true}) {
       if (clustered && heads != 16) continue;
       add("prefill/" + to_string(CacheFormat::fp8_ds_mla) + "/" + std::to_string(heads) +
               "_heads/4096x32768" + (clustered ? "/clustered" : "/random"),
-          {heads, CacheFormat::fp8_ds_mla, 1, 4096, 32768, clustered, false});
+          {heads, CacheFormat::fp8_ds_mla, 1, kPrefillTokens, 32768, clustered});
     }
   const std::pair<int, int> batches[] = {{1, 1},  {8, 1},  {32, 1}, {128, 1},
                                          {32, 2}, {64, 2}, {128, 2}};
@@ -169,7 +185,7 @@ const bool kRegistered = [] {
         if (heads == 16 && query_len == 2) continue;
         add("decode/" + to_string(format) + "/" + std::to_string(heads) + "_heads/" +
                 std::to_string(requests) + "x" + std::to_string(query_len),
-            {heads, format, requests, query_len, kContext, false, true});
+            {heads, format, requests, query_len, kContext, false, kDecodeRequests / requests});
       }
   return true;
 }();
