@@ -59,12 +59,6 @@ __device__ inline uint4 load_shared_16(std::uint32_t shared) {
   return value;
 }
 
-/// 8 bytes, 8-byte aligned.
-__device__ inline void store_shared_8(std::uint32_t shared, float first, float second) {
-  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(shared), "f"(first), "f"(second)
-               : "memory");
-}
-
 /// Ors `bits` into a 4-byte aligned word of shared memory, atomically.
 __device__ inline void or_shared(std::uint32_t shared, std::uint32_t bits) {
   asm volatile("red.shared.or.b32 [%0], %1;" ::"r"(shared), "r"(bits) : "memory");
@@ -81,30 +75,6 @@ __device__ inline int4 load_4_or_minus_1(const std::int32_t* from, bool valid) {
       : "+r"(four.x), "+r"(four.y), "+r"(four.z), "+r"(four.w)
       : "l"(from), "r"(static_cast<int>(valid)));
   return four;
-}
-
-/// 16 or 8 bytes of memory that no one writes meanwhile, aligned. Volatile, as above.
-__device__ inline uint4 load_16(const void* from) {
-  uint4 value;
-  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "l"(from));
-  return value;
-}
-__device__ inline float2 load_8(const void* from) {
-  float2 value;
-  asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "l"(from));
-  return value;
-}
-
-/// 16 bytes to memory that is not read again soon, 16-byte aligned, unless `stores` is false;
-/// without a branch.
-__device__ inline void store_16_if(void* to, const std::uint32_t (&value)[4], bool stores) {
-  asm volatile(
-      "{\n\t.reg .pred stores;\n\tsetp.ne.s32 stores, %5, 0;\n\t"
-      "@stores st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};\n\t}" ::"l"(to),
-      "r"(value[0]), "r"(value[1]), "r"(value[2]), "r"(value[3]), "r"(static_cast<int>(stores))
-      : "memory");
 }
 
 /// Brings the line of that address into L2.
@@ -196,6 +166,15 @@ __device__ inline std::uint32_t pack_f16(float low, float high) {
   return packed;
 }
 
+__device__ inline float2 unpack_f16(std::uint32_t pair) {
+  float2 two;
+  asm("{\n\t.reg .b16 low, high;\n\tmov.b32 {low, high}, %2;\n\t"
+      "cvt.f32.f16 %0, low;\n\tcvt.f32.f16 %1, high;\n\t}"
+      : "=f"(two.x), "=f"(two.y)
+      : "r"(pair));
+  return two;
+}
+
 /// Products of two pairs, rounded to nearest.
 __device__ inline std::uint32_t multiply_bf16(std::uint32_t a, std::uint32_t b) {
   std::uint32_t product;
@@ -238,17 +217,15 @@ __device__ inline std::uint32_t map_to_block(std::uint32_t shared, std::uint32_t
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared), "r"(rank));
   return address;
 }
+/// The same as generic addresses.
+__device__ inline const void* map_to_block(const void* shared, std::uint32_t rank) {
+  const void* address;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(address) : "l"(shared), "r"(rank));
+  return address;
+}
 __device__ inline std::uint32_t load_cluster_4(std::uint32_t address) {
   std::uint32_t value;
   asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
-  return value;
-}
-__device__ inline float4 load_cluster_16(std::uint32_t address) {
-  float4 value;
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-               : "r"(address)
-               : "memory");
   return value;
 }
 /// 4 bytes into a block's shared memory; they count at the mbarrier of that block.

@@ -12,14 +12,13 @@ struct SparseMqaErrors {
   double weight = 0, number = 0;
 };
 
-/// Tensor cores take weights rounded to bf16. Hopper's take dequantised numbers rounded too: for
-/// few tokens to bf16, as gathers leave them, else to fp16, as what they are multiplied by was
-/// before.
+/// Tensor cores take weights rounded to bf16. Hopper's take dequantised numbers rounded to fp16, as
+/// what they are multiplied by was before.
 inline SparseMqaErrors sparse_mqa_errors(const std::string& entry, CacheFormat format) {
   constexpr double kHalfUlp = 0x1p-8, kHalfUlpOfF16 = 0x1p-11;
   const bool hopper = entry.starts_with("sm90_"), quantised = format != CacheFormat::bf16;
-  const double number = entry == "sm90_decode" ? kHalfUlp : 2 * kHalfUlpOfF16;
-  return {hopper || entry == "cuda_mma" ? kHalfUlp : 0, hopper && quantised ? number : 0};
+  return {hopper || entry == "cuda_mma" ? kHalfUlp : 0,
+          hopper && quantised ? 2 * kHalfUlpOfF16 : 0};
 }
 
 }  // namespace sparse_mla::support

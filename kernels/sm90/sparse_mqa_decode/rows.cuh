@@ -4,9 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cuda/latent_rows.cuh"
 #include "kernels/sm90/sparse_mqa_decode/tile.cuh"
-#include "kernels/sm90/zero_row.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 namespace sparse_mla::sm90 {
@@ -59,39 +57,21 @@ __device__ inline std::uint8_t valid_bits(bool valid) {
   return static_cast<std::uint8_t>(__ballot_sync(~0u, of_row != 0));
 }
 
-/// Of one slab: e4m3 · scale, each rounded once to bf16. `to`: 16-byte chunk 2 · piece of the row's
-/// 128 bytes, swizzled; the next chunk is at its address ^ 16.
-__device__ __forceinline__ void store_slab(std::uint32_t to, const uint4& codes, float scale) {
-  using cuda::scale_e4m3x2_to_bf16x2;
-  const std::uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
-#pragma unroll
-  for (int chunk = 0; chunk < 2; ++chunk) {
-    const std::uint32_t a = words[2 * chunk], b = words[2 * chunk + 1];
-    const std::uint32_t numbers[4] = {
-        scale_e4m3x2_to_bf16x2(a, scale), scale_e4m3x2_to_bf16x2(a >> 16, scale),
-        scale_e4m3x2_to_bf16x2(b, scale), scale_e4m3x2_to_bf16x2(b >> 16, scale)};
-    ptx::store_shared_16(chunk == 0 ? to : to ^ 16, numbers);
-  }
-}
-
-/// Eight warps gather rows. Warp w serves rows 8w … 8w + 7 of both blocks, four lanes to a row,
-/// which know their row's slot two pairs ahead and its address one pair ahead.
-///   fp8_ds_mla: a lane takes 16 bytes of every 64. While it converts those of a half row, those of
-///     the next are on their way to registers and the rows of the next pair to L2.
-///   bf16: cp.async of 16 bytes, eight lanes to 128 bytes of a row.
-template <CacheFormat kFormat>
+/// Eight warps gather rows: cp.async of 16 bytes, eight lanes to 128 bytes of a row. Warp w serves
+/// rows 8w … 8w + 7 of both blocks, four lanes to a row, which know their row's slot two pairs
+/// ahead and its address one pair ahead.
 __device__ __forceinline__ void produce(const DecodeArguments& args, DecodeShared& shared,
                                         const DecodeAddresses& at) {
   using Shape = DecodeShape;
-  constexpr bool kQuantised = kFormat == CacheFormat::fp8_ds_mla;
   const LatentCache& cache = args.call.cache;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int row = 8 * warp + lane / 4, piece = lane % 4;
+  const int row = 8 * warp + lane / 4;
 
   // At the end of an item all threads of a cluster meet twice; what the consumers do in between
   // takes the place of the keys, so there is nothing that producers could do meanwhile.
   const auto meet = [&](int items) {
     if (args.splits == 1) return;
+#pragma unroll 1
     for (int i = 0; i < 2 * items; ++i) {
       ptx::cluster_arrive_relaxed();
       ptx::cluster_wait();
@@ -106,13 +86,9 @@ __device__ __forceinline__ void produce(const DecodeArguments& args, DecodeShare
     for (int block = 0; block < 2; ++block)
       slot[block] = walk.slot(args, block * Shape::kKeys + row);
   };
-  const auto find_row = [&](std::int32_t at_slot) {
-    const std::byte* const found = row_of_slot(args, at_slot);
-    return kQuantised ? row_or_zeros(found) : found;
-  };
   load_slots();
-  from[0] = find_row(slot[0]);
-  from[1] = find_row(slot[1]);
+  from[0] = row_of_slot(args, slot[0]);
+  from[1] = row_of_slot(args, slot[1]);
   bool live = !walk.done(args);
   int ended = walk.ended;  // items, with the pair before
   const auto next_pair = [&] {
@@ -127,8 +103,8 @@ __device__ __forceinline__ void produce(const DecodeArguments& args, DecodeShare
 
   std::uint32_t use = 0;
   // The consumers fence off what comes after: a fence here would wait for the loads under way.
-  const auto finish = [&](int quarter, bool copies) {
-    if (copies) ptx::mbarrier_arrive_after_copies(at.full(quarter));
+  const auto finish = [&](int quarter) {
+    ptx::mbarrier_arrive_after_copies(at.full(quarter));
     __syncwarp();
     if (lane == 0) ptx::block_mbarrier_arrive(at.full(quarter));
   };
@@ -136,133 +112,56 @@ __device__ __forceinline__ void produce(const DecodeArguments& args, DecodeShare
     ptx::block_mbarrier_wait(at.empty(quarter), use % 2 ^ 1);
   };
   const auto write_valid = [&](int block) {
-    const std::byte* const none = kQuantised ? row_or_zeros(nullptr) : nullptr;
-    const std::uint8_t bits = valid_bits(from[block] != none);
+    const std::uint8_t bits = valid_bits(from[block] != nullptr);
     if (lane == 0) shared.valid[block][warp] = bits;
   };
 
-  if constexpr (kQuantised) {
-    constexpr int kRopeOffset = cuda::ds_mla_rope_offset(Shape::kLatent);
-    const std::uint32_t target = at.keys(0) + row * 128 + ((2 * piece ^ row % 8) << 4);
-    // Of a half row, 16 of each slab; the half's two scales.
-    uint4 codes[Shape::kHalfSlabs];
-    float2 scales{};
-    const auto load_slab = [&](int block, int half, int slab) {
-      codes[slab] = ptx::load_16(from[block] + 256 * half + 64 * slab + 16 * piece);
-    };
-    const auto load_scales = [&](int block, int half) {
-      return ptx::load_8(from[block] + Shape::kLatent + 8 * half);
-    };
-    const auto copy_rope = [&](int block) {
+  // The warp's eight rows in two passes of four.
+  const int chunk = lane % 8;
+  const auto copy_quarter = [&](int block, int half, bool rope) {
+#pragma unroll
+    for (int pass = 0; pass < 2; ++pass) {
+      const int in_warp = 4 * pass + lane / 8;
+      const auto begin = reinterpret_cast<const std::byte*>(
+          __shfl_sync(~0u, reinterpret_cast<unsigned long long>(from[block]), 4 * in_warp));
+      const bool valid = begin != nullptr;
+      const std::byte* chunks = (valid ? begin : cache.data) + 16 * chunk;
       const std::uint32_t to =
-          target + block * Shape::kTileBytes + Shape::kRopeSlab * Shape::kSlabBytes;
-      const std::byte* rope = from[block] + kRopeOffset + 32 * piece;
-      ptx::cp_async_16(to, rope);
-      ptx::cp_async_16(to ^ 16, rope + 16);
-    };
-    // Converts a half row; each slab's registers take the same slab of the half row after.
-    const auto convert = [&](int block, int half, int next_block, int next_half) {
+          at.keys(block) + (8 * warp + in_warp) * 128 + ((chunk ^ in_warp) << 4);
 #pragma unroll
       for (int s = 0; s < Shape::kHalfSlabs; ++s) {
-        store_slab(
-            target + block * Shape::kTileBytes + (half * Shape::kHalfSlabs + s) * Shape::kSlabBytes,
-            codes[s], s < 2 ? scales.x : scales.y);
-        load_slab(next_block, next_half, s);
+        const int slab = half * Shape::kHalfSlabs + s;
+        ptx::cp_async_16(to + slab * Shape::kSlabBytes, chunks + slab * 128, valid);
       }
-      scales = load_scales(next_block, next_half);
-    };
-    // A row's lines into L2: four lanes, 128 bytes apart, and the last two.
-    const auto prefetch = [&](const std::byte* begin) {
-      constexpr int kLast = kRopeOffset + 2 * Shape::kRope - 1;
-      ptx::prefetch_l2(begin + 128 * piece);
-      if (piece < 2) ptx::prefetch_l2(begin + (piece == 0 ? 512 : kLast));
-    };
-#pragma unroll
-    for (int s = 0; s < Shape::kHalfSlabs; ++s) load_slab(0, 0, s);
-    scales = load_scales(0, 0);
-    prefetch(from[0]);
-    prefetch(from[1]);
-    for (; live; ++use) {
-      begin_quarter(kFirstLow);
-      write_valid(0);
-      convert(0, 0, 0, 1);
-      finish(kFirstLow, false);
-
-      begin_quarter(kFirstHigh);
-      copy_rope(0);
-      convert(0, 1, 1, 1);
-      finish(kFirstHigh, true);
-
-      from[0] = find_row(slot[0]);
-      prefetch(from[0]);
-      const std::int32_t second = slot[1];
-      prefetch(find_row(second));
-      next_pair();
-      begin_quarter(kSecondHigh);
-      write_valid(1);
-      convert(1, 1, 1, 0);
-      finish(kSecondHigh, false);
-
-      begin_quarter(kSecondLow);
-      copy_rope(1);
-      convert(1, 0, 0, 0);
-      finish(kSecondLow, true);
-      from[1] = find_row(second);
-      meet(ended);
+      if (rope)
+        ptx::cp_async_16(to + Shape::kRopeSlab * Shape::kSlabBytes, chunks + Shape::kRopeSlab * 128,
+                         valid);
     }
-  } else {
-    // The warp's eight rows in two passes of four.
-    const int chunk = lane % 8;
-    const auto copy_quarter = [&](int block, int half, bool rope) {
-#pragma unroll
-      for (int pass = 0; pass < 2; ++pass) {
-        const int in_warp = 4 * pass + lane / 8;
-        const auto begin = reinterpret_cast<const std::byte*>(
-            __shfl_sync(~0u, reinterpret_cast<unsigned long long>(from[block]), 4 * in_warp));
-        const bool valid = begin != nullptr;
-        const std::byte* chunks = (valid ? begin : cache.data) + 16 * chunk;
-        const std::uint32_t to =
-            at.keys(block) + (8 * warp + in_warp) * 128 + ((chunk ^ in_warp) << 4);
-#pragma unroll
-        for (int s = 0; s < Shape::kHalfSlabs; ++s) {
-          const int slab = half * Shape::kHalfSlabs + s;
-          ptx::cp_async_16(to + slab * Shape::kSlabBytes, chunks + slab * 128, valid);
-        }
-        if (rope)
-          ptx::cp_async_16(to + Shape::kRopeSlab * Shape::kSlabBytes,
-                           chunks + Shape::kRopeSlab * 128, valid);
-      }
-    };
-    for (; live; ++use) {
-      begin_quarter(kFirstLow);
-      write_valid(0);
-      copy_quarter(0, 0, false);
-      finish(kFirstLow, true);
-      begin_quarter(kFirstHigh);
-      copy_quarter(0, 1, true);
-      finish(kFirstHigh, true);
-      begin_quarter(kSecondHigh);
-      write_valid(1);
-      copy_quarter(1, 1, false);
-      finish(kSecondHigh, true);
-      begin_quarter(kSecondLow);
-      copy_quarter(1, 0, true);
-      finish(kSecondLow, true);
-      from[0] = find_row(slot[0]);
-      from[1] = find_row(slot[1]);
-      next_pair();
-      meet(ended);
-    }
+  };
+  for (; live; ++use) {
+    begin_quarter(kFirstLow);
+    write_valid(0);
+    copy_quarter(0, 0, false);
+    finish(kFirstLow);
+    begin_quarter(kFirstHigh);
+    copy_quarter(0, 1, true);
+    finish(kFirstHigh);
+    begin_quarter(kSecondHigh);
+    write_valid(1);
+    copy_quarter(1, 1, false);
+    finish(kSecondHigh);
+    begin_quarter(kSecondLow);
+    copy_quarter(1, 0, true);
+    finish(kSecondLow);
+    from[0] = row_of_slot(args, slot[0]);
+    from[1] = row_of_slot(args, slot[1]);
+    next_pair();
+    meet(ended);
   }
 }
 
 /// Arrivals that fill a quarter: a lane of each producer warp, and each producer's copies.
-template <CacheFormat kFormat>
-__device__ constexpr int full_arrivals(int quarter) {
-  const bool copies =
-      kFormat == CacheFormat::bf16 || quarter == kFirstHigh || quarter == kSecondLow;
-  return DecodeShape::kProducerWarps + (copies ? DecodeShape::kProducerThreads : 0);
-}
+constexpr int kFullArrivals = DecodeShape::kProducerWarps + DecodeShape::kProducerThreads;
 
 }  // namespace sparse_mla::sm90
 #endif

@@ -1,6 +1,6 @@
-// Operation `sparse_mqa` on compute capability 9.0, for few tokens and for fp8_ds_mla rows
-// (docs/kernels/sparse_mqa_decode_sm90.md). What its views do not allow is left to the portable
-// entry, many tokens over bf16 rows to the prefill entry.
+// Operation `sparse_mqa` on compute capability 9.0, for few tokens: the CTAs of a cluster share a
+// token's keys (docs/kernels/sparse_mqa_decode_sm90.md). What its views do not allow is left to the
+// portable entry, many tokens to the prefill entry.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -17,6 +17,7 @@
 #include "kernels/sm90/entries.h"
 #include "kernels/sm90/hopper.h"
 #include "kernels/sm90/sparse_mqa_decode/sparse_mqa_decode.cuh"
+#include "kernels/sm90/sparse_mqa_quantised/sparse_mqa_quantised.cuh"
 #include "kernels/sm90/tensor_map.h"
 
 namespace sparse_mla::sm90 {
@@ -29,22 +30,25 @@ using Shape = DecodeShape;
 /// rows from the L2 cache.
 constexpr std::int64_t most_bf16_items(int num_heads) { return num_heads <= 32 ? 256 : 96; }
 
-/// Clusters of each size that the device holds at once: of `Shape::kMaxSplits` sizes from 1.
-using Residency = std::array<int, Shape::kMaxSplits>;
+/// Clusters of each size that the device holds at once: of `kMaxSplits` sizes from 1.
+using Residency = std::array<int, kMaxSplits>;
 
 /// CTAs per item: the number by which the last item is done first, in tenths of a microsecond.
-constexpr int choose_splits(std::int64_t items, std::int64_t topk, int num_heads,
+constexpr int choose_splits(std::int64_t items, std::int64_t topk, const SparseMqaProblem& problem,
                             const Residency& residency) {
-  constexpr std::int64_t kPair = 37, kStart = 45, kJoin = 55, kJoinHeads = 45;
+  constexpr std::int64_t kStart = 45, kJoin = 55, kJoinHeads = 45;
+  const std::int64_t kPair = problem.format == CacheFormat::bf16 ? 37 : 45;
   const std::int64_t blocks = ceil_div(std::max<std::int64_t>(topk, 1), Shape::kKeys);
   int best = 1;
   std::int64_t best_time = 0;
-  for (int splits = 1; splits <= Shape::kMaxSplits; ++splits) {
+  for (int splits = 1; splits <= kMaxSplits; ++splits) {
     const int at_once = residency[static_cast<std::size_t>(splits - 1)];
     if (at_once == 0) continue;
     const std::int64_t pairs = ceil_div(ceil_div(blocks, splits), 2);
     const std::int64_t join =
-        splits == 1 ? 0 : kJoin + kJoinHeads * std::min(num_heads, Shape::kHeads) / Shape::kHeads;
+        splits == 1
+            ? 0
+            : kJoin + kJoinHeads * std::min(problem.num_heads, Shape::kHeads) / Shape::kHeads;
     const std::int64_t time = ceil_div(items, at_once) * (pairs * kPair + join) + kStart;
     if (best_time == 0 || time < best_time) {
       best = splits;
@@ -58,21 +62,14 @@ std::string why_not(const SparseMqaProblem& problem) {
   if (problem.kv_lora_rank != Shape::kLatent || problem.qk_rope_head_dim != Shape::kRope)
     return "made for rows of 512 + 64 elements";
   if (problem.format == CacheFormat::fp8) return "reads bf16 and fp8_ds_mla rows";
-  constexpr int kDeclared = 3072;
+  constexpr int kDeclared = 3072, kDeclaredQuantised = 14336;
   static_assert(sizeof(DecodeArguments) < 4000);
-  return why_no_hopper(Shape::kSharedBytes + kDeclared);
+  return why_no_hopper(
+      std::max(Shape::kSharedBytes + kDeclared, QuantisedTile::kSharedBytes + kDeclaredQuantised));
 }
 
-/// For quantised rows the bounds of bf16 arithmetic, which it hardly holds (a row was off by
-/// 0.00997 where 0.01 is allowed).
-std::string why_rather_not(const SparseMqaProblem& problem) {
-  if (problem.format == CacheFormat::bf16) return {};
-  return "rounds quantised rows to bf16: for those who force it";
-}
-
-/// Its own kernel needs none; those that it leaves calls to do.
+/// Its own kernels need none; those that it leaves calls to do.
 std::size_t workspace_bytes(const SparseMqaProblem& problem) {
-  if (problem.format != CacheFormat::bf16) return cuda::sparse_mqa_mma_bytes(problem);
   return sparse_mqa_prefill_entry().workspace_bytes(problem);
 }
 
@@ -87,31 +84,36 @@ bool make_query_map(const SparseMqaCall& call, CUtensorMap& map) {
          sm90::make_map(heads_first, Shape::kHeads, map);
 }
 
+/// What a kernel's CTA takes.
+struct Block {
+  int threads, shared_bytes;
+};
+template <class Kernel>
+void prepare(Kernel* kernel, const Block& block) {
+  cuda::allow_shared(kernel, block.shared_bytes);
+  cuda::check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                   cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+              "cudaFuncSetAttribute(NonPortableClusterSizeAllowed)");
+}
+
 /// A launch of clusters of `splits` CTAs; `attribute` has to outlive it.
-cudaLaunchConfig_t launch_of(int clusters, int splits, cudaLaunchAttribute& attribute,
-                             Stream stream) {
+cudaLaunchConfig_t launch_of(const Block& block, int clusters, int splits,
+                             cudaLaunchAttribute& attribute, Stream stream) {
   attribute = {};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {static_cast<unsigned>(splits), 1, 1};
   cudaLaunchConfig_t config{};
   config.gridDim = {static_cast<unsigned>(clusters * splits), 1, 1};
-  config.blockDim = {Shape::kThreads, 1, 1};
-  config.dynamicSmemBytes = Shape::kSharedBytes;
+  config.blockDim = {static_cast<unsigned>(block.threads), 1, 1};
+  config.dynamicSmemBytes = static_cast<std::size_t>(block.shared_bytes);
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = splits > 1 ? 1 : 0;
   return config;
 }
 
-template <CacheFormat kFormat>
-auto* prepared_kernel() {
-  const auto kernel = sparse_mqa_decode_kernel<kFormat>;
-  cuda::allow_shared(kernel, Shape::kSharedBytes);
-  cuda::check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                   cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
-              "cudaFuncSetAttribute(NonPortableClusterSizeAllowed)");
-  return kernel;
-}
+constexpr Block kBf16Block{Shape::kThreads, Shape::kSharedBytes};
+constexpr Block kQuantisedBlock{QuantisedTile::kThreads, QuantisedTile::kSharedBytes};
 
 /// Of the current device, asked of the driver once.
 const Residency& residency() {
@@ -122,10 +124,12 @@ const Residency& residency() {
   const auto [found, is_new] = known.try_emplace(device.index);
   if (!is_new) return found->second;
   found->second[0] = device.num_sms;
-  const auto kernel = prepared_kernel<CacheFormat::fp8_ds_mla>();
-  for (int splits = 2; splits <= Shape::kMaxSplits; ++splits) {
+  const auto kernel = quantised_mqa_kernel<false, true>;
+  prepare(kernel, kQuantisedBlock);
+  for (int splits = 2; splits <= kMaxSplits; ++splits) {
     cudaLaunchAttribute attribute;
-    const cudaLaunchConfig_t config = launch_of(device.num_sms, splits, attribute, nullptr);
+    const cudaLaunchConfig_t config =
+        launch_of(kQuantisedBlock, device.num_sms, splits, attribute, nullptr);
     int clusters = 0;
     if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess) {
       cudaGetLastError();  // the answer is that there are none
@@ -136,51 +140,60 @@ const Residency& residency() {
   return found->second;
 }
 
-template <CacheFormat kFormat>
-void launch(const CUtensorMap& q_map, DecodeArguments args, Stream stream) {
-  const auto kernel = prepared_kernel<kFormat>();
-  args.page = PageDivisor::of(static_cast<std::uint32_t>(args.call.cache.block_size));
-  args.clusters =
-      std::min(args.items, std::max(residency()[static_cast<std::size_t>(args.splits - 1)], 1));
+template <class Arguments>
+void launch(void (*kernel)(CUtensorMap, Arguments), const Block& block, const CUtensorMap& q_map,
+            const Arguments& args, Stream stream) {
+  prepare(kernel, block);
   cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = launch_of(args.clusters, args.splits, attribute, stream);
+  const cudaLaunchConfig_t config = launch_of(block, args.clusters, args.splits, attribute, stream);
   cuda::check(cudaLaunchKernelEx(&config, kernel, q_map, args), "cudaLaunchKernelEx");
+}
+
+/// What both kernels are told.
+template <class Arguments>
+Arguments arguments(const SparseMqaProblem& problem, const SparseMqaCall& call, int splits) {
+  Arguments args{};
+  args.call = call;
+  args.page = PageDivisor::of(static_cast<std::uint32_t>(call.cache.block_size));
+  args.num_heads = problem.num_heads;
+  args.head_tiles = static_cast<int>(ceil_div(problem.num_heads, Shape::kHeads));
+  args.items = static_cast<int>(call.q.extent(0) * args.head_tiles);
+  args.splits = splits;
+  args.clusters =
+      std::min(args.items, std::max(residency()[static_cast<std::size_t>(splits - 1)], 1));
+  args.logit_scale = static_cast<float>(double{call.softmax_scale} * std::numbers::log2e);
+  return args;
 }
 
 void run(const SparseMqaProblem& problem, const SparseMqaCall& call, std::span<std::byte> workspace,
          Stream stream) {
   check_shapes(problem, call);
-  const std::int64_t tokens = call.q.extent(0);
-  if (tokens == 0) return;
-  if (problem.format == CacheFormat::bf16 &&
-      tokens * ceil_div(problem.num_heads, Shape::kHeads) > most_bf16_items(problem.num_heads)) {
+  const std::int64_t items = call.q.extent(0) * ceil_div(problem.num_heads, Shape::kHeads);
+  if (items == 0) return;
+  const bool quantised = problem.format != CacheFormat::bf16;
+  const int splits = choose_splits(items, call.slots.extent(1), problem, residency());
+  if (quantised ? splits == 1 : items > most_bf16_items(problem.num_heads)) {
     sparse_mqa_prefill_entry().run(problem, call, workspace, stream);
     return;
   }
-  DecodeArguments args{};
-  args.call = call;
-  args.num_heads = problem.num_heads;
-  args.head_tiles = static_cast<int>(ceil_div(problem.num_heads, Shape::kHeads));
-  args.items = static_cast<int>(tokens * args.head_tiles);
-  args.splits = choose_splits(args.items, call.slots.extent(1), problem.num_heads, residency());
-  args.logit_scale = static_cast<float>(double{call.softmax_scale} * std::numbers::log2e);
   CUtensorMap q_map;
-  if (!make_query_map(call, q_map)) {
+  // A block of keys has nothing to share; and the portable kernels give a lone key's row back bit
+  // by bit.
+  if (!make_query_map(call, q_map) || (quantised && call.slots.extent(1) <= kShareKeys))
     cuda::run_sparse_mqa_mma(problem, call, workspace, stream);
-    return;
-  }
-  if (problem.format == CacheFormat::bf16)
-    launch<CacheFormat::bf16>(q_map, args, stream);
+  else if (quantised)
+    launch(quantised_mqa_kernel<false, true>, kQuantisedBlock, q_map,
+           arguments<PrefillArguments>(problem, call, splits), stream);
   else
-    launch<CacheFormat::fp8_ds_mla>(q_map, args, stream);
+    launch(sparse_mqa_decode_kernel, kBf16Block, q_map,
+           arguments<DecodeArguments>(problem, call, splits), stream);
 }
 
 }  // namespace
 
 Entry<SparseMqaProblem, SparseMqaCall> sparse_mqa_decode_entry() {
   return {"sm90_decode", Backend::cuda,   "clusters share a token's keys, wgmma tiles of 64 heads",
-          why_not,       workspace_bytes, run,
-          why_rather_not};
+          why_not,       workspace_bytes, run};
 }
 
 }  // namespace sparse_mla::sm90

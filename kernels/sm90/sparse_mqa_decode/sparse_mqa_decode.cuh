@@ -1,7 +1,7 @@
-/// `sparse_mqa` on Hopper's warpgroup products for few tokens, and for fp8_ds_mla rows: an item
-/// (token × 64 heads) belongs to a cluster whose CTAs share its keys and join their parts through
-/// distributed shared memory. (Two key blocks in flight, one per warpgroup, and the sums split by
-/// value columns: FlashMLA's schedule.)
+/// `sparse_mqa` on Hopper's warpgroup products for few tokens over bf16 rows: an item (token × 64
+/// heads) belongs to a cluster whose CTAs share its keys and join their parts through distributed
+/// shared memory. (Two key blocks in flight, one per warpgroup, and the sums split by value
+/// columns: FlashMLA's schedule.)
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,10 @@
 #include <cuda.h>
 
 #include "kernels/common/finished_row.h"
+#include "kernels/sm90/scaled_f16.cuh"
 #include "kernels/sm90/sparse_mqa_decode/rows.cuh"
 #include "kernels/sm90/sparse_mqa_decode/tile.cuh"
+#include "kernels/sm90/sparse_mqa_parts.cuh"
 #include "kernels/sm90/sparse_mqa_softmax.cuh"
 
 namespace sparse_mla::sm90 {
@@ -27,86 +29,6 @@ __device__ __forceinline__ void rescale(float (&low)[64], float (&high)[64],
   for (int i = 0; i < 64; ++i) {
     low[i] *= factor[i / 2 % 2];
     high[i] *= factor[i / 2 % 2];
-  }
-}
-
-constexpr float kDecodeLn2 = 0.693147180559945309f;
-
-__device__ inline void write_lse(const SparseMqaCall& call, int token, int head, float lse) {
-  const std::int64_t column = call.lse_tokens == nullptr ? token : call.lse_tokens[token];
-  if (column >= 0 && column < call.lse.extent(1)) call.lse(head, column) = lse;
-}
-
-/// The CTA's share of the item's rows × 512 results from all parts of the cluster, in the order of
-/// its CTAs from this one on, so that not all read the same one at a time. By 256 threads; a lane
-/// has up to 16 loads on their way, four columns of as many parts as there are, and of a row's next
-/// 128 columns where these are 8 or 4. Lane c knows what CTA c's part counts.
-__device__ __forceinline__ void join_parts(const DecodeArguments& args, const DecodeAddresses& at,
-                                           int thread, int item, int rows) {
-  using Shape = DecodeShape;
-  constexpr int kLoads = Shape::kMaxSplits, kWarps = 2 * Shape::kGroupThreads / 32;
-  const int shift = args.splits <= 4 ? 2 : args.splits <= 8 ? 3 : 4;  // log2 of parts, at most
-  const int row_shift = shift - 2;  // log2 of a row's chunks of 128 · 16 / parts columns
-  const int lane = thread % 32, rank = static_cast<int>(ptx::cluster_rank());
-  const int first_head = item % args.head_tiles * Shape::kHeads;
-  const std::int64_t token = item / args.head_tiles;
-  const int chunks = rows << row_shift, end = chunks * (rank + 1) / args.splits;
-  const auto in_cta = [&](std::uint32_t address, int cta) {
-    return ptx::map_to_block(address, static_cast<std::uint32_t>(cta));
-  };
-  const auto part_of = [&](int i) {
-    const int part = rank + (i & ((1 << shift) - 1));
-    return part < args.splits ? part : part - args.splits;
-  };
-  const auto is_part = [&](int i) { return (i & ((1 << shift) - 1)) < args.splits; };
-  for (int chunk = chunks * rank / args.splits + thread / 32; chunk < end; chunk += kWarps) {
-    const int row = chunk >> row_shift;
-    const int column = ((chunk & ((1 << row_shift) - 1)) << (11 - shift)) + 4 * lane;
-    float reference = -HUGE_VALF, part_sum = 0;
-    if (lane < args.splits) {
-      reference = __uint_as_float(ptx::load_cluster_4(in_cta(at.part_reference() + 4 * row, lane)));
-      part_sum = __uint_as_float(ptx::load_cluster_4(in_cta(at.part_sum() + 4 * row, lane)));
-    }
-    float4 values[kLoads];
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      values[i] = float4{0, 0, 0, 0};
-      if (is_part(i))
-        values[i] = ptx::load_cluster_16(
-            in_cta(at.part(row) + 4 * column + 512 * (i >> shift), part_of(i)));
-    }
-    float top = reference;
-#pragma unroll
-    for (int step = 8; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
-    top = __shfl_sync(~0u, top, 0);
-    const float weight = part_sum == 0.0f ? 0.0f : ptx::ex2(reference - top);
-    float total = weight * part_sum;
-#pragma unroll
-    for (int step = 8; step > 0; step /= 2) total += __shfl_xor_sync(~0u, total, step);
-    total = __shfl_sync(~0u, total, 0);
-    const bool empty = total == 0.0f;
-    const float lse = empty ? -HUGE_VALF : (top + log2f(total)) * kDecodeLn2;
-    float factor = empty ? 0.0f : 1.0f / total;
-    if (args.call.sink.data_handle() != nullptr)
-      factor *= sink_factor(args.call.sink(first_head + row), lse);
-    if (column == 0) write_lse(args.call, static_cast<int>(token), first_head + row, lse);
-    auto* to = reinterpret_cast<uint2*>(address(args.call.out, token, first_head + row, column));
-    float4 sum{0, 0, 0, 0};
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const float share = __shfl_sync(~0u, weight * factor, part_of(i));
-      if (is_part(i) && share != 0.0f) {  // of no weight: it may have written nothing
-        sum.x = fmaf(share, values[i].x, sum.x);
-        sum.y = fmaf(share, values[i].y, sum.y);
-        sum.z = fmaf(share, values[i].z, sum.z);
-        sum.w = fmaf(share, values[i].w, sum.w);
-      }
-      if (i % 4 == 3 && (i + 1) % (1 << shift) == 0) {
-        *to = uint2{ptx::pack_bf16(sum.x, sum.y), ptx::pack_bf16(sum.z, sum.w)};
-        to += 128 / 4;
-        sum = float4{0, 0, 0, 0};
-      }
-    }
   }
 }
 
@@ -157,7 +79,7 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const DecodeAr
   int next_count = slots_of(args, first_item(args));
   std::uint32_t item_use = 0;
   for (int item = first_item(args); item < args.items; item += args.clusters, ++item_use) {
-    const int pairs = Share(next_count, args.splits).pairs;
+    const int pairs = Share(next_count, args.splits).pairs();
     next_count = slots_of(args, item + args.clusters);
     RowState rows = {{-HUGE_VALF, -HUGE_VALF}, {0, 0}};
     float factor[2];
@@ -299,7 +221,7 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const DecodeAr
         ptx::pin(score);
         arrive(at.scored(1));
         if (pair == pairs - 1) {  // group 0 is done with the queries since its weights are there
-          ptx::named_barrier(kSecondGroup, Shape::kGroupThreads);
+          ptx::named_barrier(kSecondDecodeGroup, Shape::kGroupThreads);
           if (thread == 0) load_q(item + args.clusters);
         }
         weigh_block();
@@ -337,26 +259,43 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const DecodeAr
     const int token = item / args.head_tiles, tile_head = item % args.head_tiles * Shape::kHeads;
     if (!whole) {
       const int item_rows = min(Shape::kHeads, args.num_heads - tile_head);
+      float most[2] = {0, 0};  // of the rows' sums
+#pragma unroll
+      for (int i = 0; i < 64; ++i)
+        most[i / 2 % 2] = fmaxf(most[i / 2 % 2], fmaxf(fabsf(out[0][i]), fabsf(out[1][i])));
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 1));
+        most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 2));
+        if (lane % 4 == 0) shared.most[kGroup][row + 8 * h] = most[h];
+      }
+      ptx::named_barrier(kBothDecodeGroups, 2 * Shape::kGroupThreads);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int at_row = row + 8 * h;
+        const float inverse = total[h] == 0.0f ? 0.0f : 1.0f / total[h];
+        const PowerOfTwo power =
+            PowerOfTwo::that_fits(fmaxf(shared.most[0][at_row], shared.most[1][at_row]) * inverse);
         if (kGroup == 0 && lane % 4 == 0) {
-          shared.part_reference[at_row] = rows.reference[h];
-          shared.part_sum[at_row] = total[h];
+          const std::uint32_t bits[4] = {__float_as_uint(rows.reference[h]),
+                                         __float_as_uint(total[h]), __float_as_uint(power.value()),
+                                         0};
+          ptx::store_shared_16(at.part() + (at_row + 1) * kPartRowBytes - 16, bits);
         }
-        if (pairs == 0 || at_row >= item_rows) continue;  // of no weight; no head
-        const std::uint32_t to =
-            at.part(at_row) + (kGroup * Shape::kHalfColumns + 2 * (lane % 4)) * 4;
+        if (at_row >= item_rows) continue;  // no head
+        const float share = inverse * power.inverse();
+        const std::uint32_t to = at.part() + at_row * kPartRowBytes +
+                                 (kGroup * Shape::kHalfColumns + 2 * (lane % 4)) * 2;
 #pragma unroll
         for (int n = 0; n < Shape::kHalfColumns / 8; ++n)
-          ptx::store_shared_8(to + 32 * n, out[n / 16][n % 16 * 4 + 2 * h],
-                              out[n / 16][n % 16 * 4 + 2 * h + 1]);
+          ptx::store_shared_4(to + 16 * n,
+                              ptx::pack_f16(out[n / 16][n % 16 * 4 + 2 * h] * share,
+                                            out[n / 16][n % 16 * 4 + 2 * h + 1] * share));
       }
       ptx::cluster_arrive();  // all parts are there
       ptx::cluster_wait();
-      const int both_thread = static_cast<int>(threadIdx.x) - Shape::kProducerThreads;
-      join_parts(args, at, both_thread, item, item_rows);
-      ptx::cluster_arrive();  // and have been read
+      join_parts(call, args.splits, at.part(), kGroup * Shape::kGroupThreads + thread,
+                 {token, tile_head, item_rows});
       ptx::cluster_wait();
       if (pairs > 0) {
         arrive(at.empty(kGroup == 0 ? kFirstLow : kFirstHigh));
@@ -368,7 +307,7 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const DecodeAr
     for (int h = 0; h < 2; ++h) {
       const int head = tile_head + row + 8 * h;
       const bool writes = head < args.num_heads, empty = total[h] == 0.0f;
-      const float lse = empty ? -HUGE_VALF : (rows.reference[h] + log2f(total[h])) * kDecodeLn2;
+      const float lse = empty ? -HUGE_VALF : (rows.reference[h] + log2f(total[h])) * kLn2;
       float share = empty ? 0.0f : 1.0f / total[h];
       if (writes && call.sink.data_handle() != nullptr) share *= sink_factor(call.sink(head), lse);
       if (kGroup == 0 && writes && lane % 4 == 0) write_lse(call, token, head, lse);
@@ -398,13 +337,12 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const DecodeAr
 ///   online softmax in base 2, fp32, a quad of lanes per row; block 1 goes on where block 0 is
 ///   O[64, 256g … 256g+255] += P[64, 64] · K[64, the same columns] of both blocks by warpgroup g:
 ///     its own block's P from registers, the other's from shared memory
-/// One CTA per SM: two warpgroups that gather (and dequantise), two that compute. Keys are filled
+/// One CTA per SM: two warpgroups that gather, two that compute. Keys are filled
 /// and freed by quarters of a pair. A cluster takes an item, its CTAs even shares of the item's
 /// blocks; a CTA then puts its sums where its keys were, and each joins a share of the results from
 /// all of them. Clusters stay and take items number c, c + clusters, …; of clusters of one CTA the
 /// next item's keys and queries come in during the last products and the epilogue of the one
 /// before.
-template <CacheFormat kFormat>
 __global__ void __launch_bounds__(DecodeShape::kThreads, 1)
     sparse_mqa_decode_kernel(const __grid_constant__ CUtensorMap q_map,
                              const __grid_constant__ DecodeArguments args) {
@@ -420,7 +358,7 @@ __global__ void __launch_bounds__(DecodeShape::kThreads, 1)
     ptx::mbarrier_init(&shared.full_q, 1);
 #pragma unroll
     for (int quarter = 0; quarter < kQuarters; ++quarter) {
-      ptx::mbarrier_init(&shared.full[quarter], full_arrivals<kFormat>(quarter));
+      ptx::mbarrier_init(&shared.full[quarter], kFullArrivals);
       ptx::mbarrier_init(&shared.empty[quarter], kWarps);
     }
     ptx::mbarrier_init(&shared.scored[0], kWarps);
@@ -434,10 +372,10 @@ __global__ void __launch_bounds__(DecodeShape::kThreads, 1)
   // From one lane, so that the compiler takes what follows from it as uniform.
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / Shape::kGroupThreads, 0);
   if (group < 2) {
-    ptx::release_registers<DecodeRegisters<kFormat>::kProducer>();
-    produce<kFormat>(args, shared, at);
+    ptx::release_registers<Shape::kProducerRegisters>();
+    produce(args, shared, at);
   } else {
-    ptx::claim_registers<DecodeRegisters<kFormat>::kConsumer>();
+    ptx::claim_registers<Shape::kConsumerRegisters>();
     if (group == 2)
       consume<0>(q_map, args, shared, at);
     else

@@ -6,6 +6,8 @@
 #include <cstdint>
 
 #include "kernels/sm90/page_divisor.h"
+#include "kernels/sm90/sparse_mqa_parts.cuh"
+#include "kernels/sm90/sparse_mqa_quarters.h"
 #include "kernels/sm90/wgmma.cuh"
 #include "sparse_mla/attention.h"
 
@@ -25,26 +27,16 @@ struct DecodeShape {
   static constexpr int kHalfSlabs = kLatent / 64 / 2, kRopeSlab = kLatent / 64;
   static constexpr int kHalfColumns = kLatent / 2;
   static constexpr int kGroupThreads = 128;
-  /// Two warpgroups that gather (a row of e4m3 costs as many instructions as two warpgroups have to
-  /// spare) and two that compute.
+  /// Two warpgroups that gather and two that compute.
   static constexpr int kProducerThreads = 2 * kGroupThreads, kThreads = 4 * kGroupThreads;
   static constexpr int kProducerWarps = kProducerThreads / 32;
+  /// Registers per thread: 256 · both = 65,536, all that there are.
+  static constexpr int kProducerRegisters = 56, kConsumerRegisters = 256 - kProducerRegisters;
   /// A slab starts at a multiple of the swizzle's 1,024 bytes; so much may be lost before the
   /// first.
   static constexpr int kAlignment = 1024;
   static constexpr int kSharedBytes = 3 * kTileBytes + kAlignment;
-  /// CTAs of a cluster, which share a token's keys.
-  static constexpr int kMaxSplits = 16;
-  /// A row of sums, fp32, where the keys were: padded so that eight rows touch each bank once.
-  static constexpr int kPartRowBytes = kLatent * 4 + 32;
   static_assert(kHeads * kPartRowBytes <= 2 * kTileBytes);
-};
-
-/// Registers per thread: 256 · both = 65,536, all that there are.
-template <CacheFormat kFormat>
-struct DecodeRegisters {
-  static constexpr int kProducer = kFormat == CacheFormat::bf16 ? 56 : 64;
-  static constexpr int kConsumer = 256 - kProducer;
 };
 
 struct DecodeArguments {
@@ -58,17 +50,6 @@ struct DecodeArguments {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/// Quarters of a pair of key blocks, filled in this order and freed as soon as the warpgroup that
-/// uses them last is done. Group 0 computes the scores of block 0 and sums columns 0 … 255 of both
-/// blocks, group 1 the scores of block 1 and columns 256 … 511.
-enum DecodeQuarter : int {
-  kFirstLow,    ///< block 0, columns 0 … 255: last used by group 0
-  kFirstHigh,   ///< block 0, columns 256 … 511, and rope, later its weights: by group 1
-  kSecondHigh,  ///< block 1, columns 256 … 511: by group 1
-  kSecondLow,   ///< block 1, columns 0 … 255, and rope, later its weights: by group 0
-  kQuarters
-};
-
 /// Everything in shared memory but the tiles.
 struct DecodeShared {
   std::uint64_t full_q;
@@ -81,12 +62,11 @@ struct DecodeShared {
   /// What the exponents of the weights are relative to after a block: [group][row]
   float reference[2][DecodeShape::kHeads];
   float sum[2][2][DecodeShape::kHeads];  ///< sums of weights: [parity of the item][group][row]
-  /// The CTA's part of an item: what it is relative to (base 2), sum of weights. [row]
-  float part_reference[DecodeShape::kHeads], part_sum[DecodeShape::kHeads];
+  float most[2][DecodeShape::kHeads];    ///< largest sum of a row, [group][row]
 };
 
-/// Named barrier, 128 threads.
-enum DecodeBarrier : int { kSecondGroup = 1 };
+/// Named barriers, of a group's 128 threads and of both groups'.
+enum DecodeBarrier : int { kSecondDecodeGroup = 1, kBothDecodeGroups };
 
 /// Where it lies: shared-memory addresses.
 struct DecodeAddresses {
@@ -100,10 +80,8 @@ struct DecodeAddresses {
   __device__ std::uint32_t weights(int block) const {
     return keys(block) + DecodeShape::kRopeSlab * DecodeShape::kSlabBytes;
   }
-  /// A row of the CTA's sums takes the place of keys when all of them are done with.
-  __device__ std::uint32_t part(int row) const {
-    return keys(0) + row * DecodeShape::kPartRowBytes;
-  }
+  /// The CTA's part of an item takes the place of keys when all of them are done with.
+  __device__ std::uint32_t part() const { return keys(0); }
   __device__ std::uint32_t full_q() const { return shared + offsetof(DecodeShared, full_q); }
   __device__ std::uint32_t full(int quarter) const {
     return shared + offsetof(DecodeShared, full) + 8 * quarter;
@@ -118,10 +96,6 @@ struct DecodeAddresses {
     return shared + offsetof(DecodeShared, weighed) + 8 * group;
   }
   __device__ std::uint32_t summed() const { return shared + offsetof(DecodeShared, summed); }
-  __device__ std::uint32_t part_reference() const {
-    return shared + offsetof(DecodeShared, part_reference);
-  }
-  __device__ std::uint32_t part_sum() const { return shared + offsetof(DecodeShared, part_sum); }
 };
 
 /// Slots of an item's token that are looked at; 0 past the last item.
@@ -139,22 +113,6 @@ __device__ inline int slots_of(const DecodeArguments& args, int item) {
 __device__ inline int first_item(const DecodeArguments& args) {
   return static_cast<int>(blockIdx.x / static_cast<unsigned>(args.splits));
 }
-
-/// A CTA's share of an item's slots: whole blocks of keys, as even as they come.
-struct Share {
-  int begin, end, pairs;  ///< slots [begin, end), in so many pairs of blocks
-
-  __device__ Share(int count, int splits) {
-    constexpr int kKeys = DecodeShape::kKeys;
-    const int blocks = (count + kKeys - 1) / kKeys, rank = static_cast<int>(ptx::cluster_rank());
-    const auto before = [&](int r) {
-      return static_cast<int>(static_cast<unsigned>(blocks * r) / static_cast<unsigned>(splits));
-    };
-    begin = before(rank) * kKeys;
-    end = min(count, before(rank + 1) * kKeys);
-    pairs = (max(end - begin, 0) + DecodeShape::kPairKeys - 1) / DecodeShape::kPairKeys;
-  }
-};
 
 #endif
 

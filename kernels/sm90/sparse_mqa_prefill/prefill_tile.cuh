@@ -7,7 +7,8 @@
 #include <cuda.h>
 
 #include "kernels/sm90/page_divisor.h"
-#include "kernels/sm90/sparse_mqa_prefill/pick_union.cuh"
+#include "kernels/sm90/sparse_mqa_prefill/pick_union.h"
+#include "kernels/sm90/sparse_mqa_quarters.h"
 #include "kernels/sm90/wgmma.cuh"
 #include "sparse_mla/attention.h"
 
@@ -56,20 +57,11 @@ struct PrefillArguments {
   std::int64_t first_token;  ///< of this launch
   PickUnion picks;           ///< of the groups, packed only
   float logit_scale;         ///< softmax scale · log2(e)
+  /// CTAs that share an item, which are a cluster; clusters of the grid. Quantised rows only.
+  int splits, clusters;
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
-/// Quarters of a pair of key blocks, filled in this order and freed as soon as the warpgroup that
-/// uses them last is done. Group 0 computes the scores of block 0 and sums columns 0 … 255 of both
-/// blocks, group 1 the scores of block 1 and columns 256 … 511.
-enum Quarter : int {
-  kFirstLow,    ///< block 0, columns 0 … 255: last used by group 0
-  kFirstHigh,   ///< block 0, columns 256 … 511, and rope, later its weights: by group 1
-  kSecondHigh,  ///< block 1, columns 256 … 511: by group 1
-  kSecondLow,   ///< block 1, columns 0 … 255, and rope, later its weights: by group 0
-  kQuarters
-};
 
 /// Everything in shared memory but the tiles.
 struct PrefillShared {

@@ -12,8 +12,8 @@
 #include "kernels/sm90/entries.h"
 #include "kernels/sm90/hopper.h"
 #include "kernels/sm90/sparse_mqa_prefill/pick_union.cuh"
-#include "kernels/sm90/sparse_mqa_prefill/quantised_prefill.cuh"
 #include "kernels/sm90/sparse_mqa_prefill/sparse_mqa_prefill.cuh"
+#include "kernels/sm90/sparse_mqa_quantised/sparse_mqa_quantised.cuh"
 #include "kernels/sm90/tensor_map.h"
 #include "sparse_mla/workspace.h"
 
@@ -82,7 +82,7 @@ std::string why_not(const SparseMqaProblem& problem) {
     return "made for rows of 512 + 64 elements";
   if (problem.format != CacheFormat::bf16 && problem.format != CacheFormat::fp8_ds_mla)
     return "reads rows of bf16 or fp8_ds_mla";
-  constexpr int kDeclared = 3072, kDeclaredQuantised = 12288;
+  constexpr int kDeclared = 3072, kDeclaredQuantised = 14336;
   return why_no_hopper(std::max(PrefillBlock::kSharedBytes + kDeclared,
                                 QuantisedTile::kSharedBytes + kDeclaredQuantised));
 }
@@ -114,7 +114,7 @@ void launch(CacheFormat format, const CUtensorMap& q_map, const PrefillArguments
     launch(sparse_mqa_prefill_kernel<kPacked>, "sparse_mqa_prefill_kernel", PrefillBlock::kThreads,
            PrefillBlock::kSharedBytes, q_map, args, stream);
   else
-    launch(quantised_prefill_kernel<kPacked>, "quantised_prefill_kernel", QuantisedTile::kThreads,
+    launch(quantised_mqa_kernel<kPacked, false>, "quantised_mqa_kernel", QuantisedTile::kThreads,
            QuantisedTile::kSharedBytes, q_map, args, stream);
 }
 

@@ -1,6 +1,6 @@
-/// `sparse_mqa` prefill over fp8_ds_mla rows: these stay in shared memory as they are stored, and
-/// the warps that multiply decode them on the way into the tensor cores, keys and values as operand
-/// a from registers. So a tile's rows are columns of the products.
+/// `sparse_mqa` over fp8_ds_mla rows, prefill and decode: rows stay in shared memory as they are
+/// stored, and the warps that multiply decode them on the way into the tensor cores, keys and
+/// values as operand a from registers. So a tile's rows are columns of the products.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 
 #include "kernels/common/finished_row.h"
 #include "kernels/sm90/scaled_f16.cuh"
-#include "kernels/sm90/sparse_mqa_prefill/quantised_rows.cuh"
-#include "kernels/sm90/sparse_mqa_prefill/quantised_tile.cuh"
+#include "kernels/sm90/sparse_mqa_quantised/rows.cuh"
+#include "kernels/sm90/sparse_mqa_quantised/tile.cuh"
 #include "kernels/sm90/sparse_mqa_softmax.cuh"
 #include "kernels/sm90/wgmma.cuh"
 #include "sparse_mla/attention.h"
@@ -79,15 +79,8 @@ __device__ __forceinline__ void divide_queries(std::uint32_t q, int thread, floa
   }
 }
 
-/// The same number, of which the compiler does not know that: what follows from it is computed anew
-/// and not kept in registers.
-__device__ __forceinline__ int anew(int number) {
-  asm volatile("" : "+r"(number));
-  return number;
-}
-
 /// A consumer warpgroup.
-template <bool kPacked>
+template <bool kPacked, bool kShared>
 __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& q_map,
                                                   const PrefillArguments& args,
                                                   QuantisedShared& shared,
@@ -120,16 +113,17 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
   const auto load_two = [&](const float* of_rows, int n, int pair) {
     return *reinterpret_cast<const float2*>(of_rows + 8 * n + pair);
   };
-  const int step_items = static_cast<int>(gridDim.x);
-  if (group == 1 && anew(group_thread) == 0) load_q(static_cast<int>(blockIdx.x));
+  const int stride = step_items<kShared>(args);
+  if (group == 1 && anew(group_thread) == 0) load_q(first_item<kShared>(args));
 
   float out[kTiles][32], score[32], sum[4];
   std::uint32_t operand[2][16];
   StageWalk walk;         // of block 0, then of block 1
   std::uint32_t use = 0;  // of pairs
   std::uint32_t q_use = 0;
-  for (int item = static_cast<int>(blockIdx.x); item < args.items; item += step_items, ++q_use) {
-    const int pairs = pairs_of(picks_of<kPacked>(args, item));
+  for (int item = first_item<kShared>(args); item < args.items; item += stride, ++q_use) {
+    const int picks = picks_of<kPacked>(args, item);
+    const int pairs = kShared ? Share(picks, args.splits).pairs() : pairs_of(picks);
 #pragma unroll
     for (int m = 0; m < kTiles; ++m)
 #pragma unroll
@@ -138,6 +132,7 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
     for (float& of_row : sum) of_row = 0;
 
     float divisor = 0;            // of the warp's keys
+    float largest_divisor = 0;    // of the item's, where its parts are joined
     float2 query[kColumnGroups];  // factors of the thread's rows
     // S = K · Q of the block at that stage; keys scaled on the way.
     const auto find_scores = [&](int stage) {
@@ -308,59 +303,71 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
       const float most = fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
       const bool raises = ptx::named_barrier_any(kFirstGroup + group, Shape::kGroupThreads,
                                                  most > kSlack || shared.incomplete[turn] != 0);
-      if (group == 1 && last && thread == 0) load_q(item + step_items);
+      if (group == 1 && last && thread == 0) load_q(item + stride);
       if (group == 0) ptx::block_mbarrier_wait(at.used(), use % 2 ^ 1);
       if (raises) {
+        // Of the warp's keys: over the thread's two, then over half of the lanes three times, of
+        // half of the rows each. Of eight pairs of rows one is left to a lane.
+        float tops_of_two[2 * kColumnGroups];
 #pragma unroll
-        for (int n = 0; n < kColumnGroups; ++n) {
-          float2 top = {fmaxf(score[4 * n], score[4 * n + 2]),
-                        fmaxf(score[4 * n + 1], score[4 * n + 3])};
-#pragma unroll
-          for (int step = 4; step < 32; step *= 2) {
-            top.x = fmaxf(top.x, __shfl_xor_sync(~0u, top.x, step));
-            top.y = fmaxf(top.y, __shfl_xor_sync(~0u, top.y, step));
-          }
-          if (lane < 4) *reinterpret_cast<float2*>(&shared.tops[group][warp][8 * n + pair]) = top;
+        for (int i = 0; i < 2 * kColumnGroups; ++i) {
+          const int at_score = 4 * (i / 2) + i % 2;
+          tops_of_two[i] = fmaxf(score[at_score], score[at_score + 2]);
         }
+#pragma unroll
+        for (int halved = 0; halved < 3; ++halved) {
+          const int left = kColumnGroups >> halved, apart = 16 >> halved;
+          const bool upper = (lane & apart) != 0;
+#pragma unroll
+          for (int i = 0; i < kColumnGroups; ++i) {
+            if (i >= left) continue;
+            const float other =
+                __shfl_xor_sync(~0u, upper ? tops_of_two[i] : tops_of_two[i + left], apart);
+            tops_of_two[i] = fmaxf(upper ? tops_of_two[i + left] : tops_of_two[i], other);
+          }
+        }
+        float(&tops_of_group)[4][Shape::kRows] = shared.tops[group];
+        const int row_of_lane = (lane >> 4 & 1) * 32 + (lane >> 3 & 1) * 16 + (lane >> 2 & 1) * 8;
+        *reinterpret_cast<float2*>(&tops_of_group[warp][row_of_lane + pair]) = {tops_of_two[0],
+                                                                                tops_of_two[1]};
         ptx::named_barrier(kFirstGroup + group, Shape::kGroupThreads);
-        float2 now[kColumnGroups];
+        // A thread to a row, which leaves what all need where the row's maxima were.
         bool incomplete = false;
+        if (thread < Shape::kRows) {
+          float top = tops_of_group[0][thread];
+#pragma unroll
+          for (int w = 1; w < 4; ++w) top = fmaxf(top, tops_of_group[w][thread]);
+          const float before = shared.reference[turn][thread], base = shared.base[turn][thread];
+          top += base;
+          const float now = top > before + kSlack ? top : before;
+          incomplete = now == -HUGE_VALF;
+          tops_of_group[0][thread] = now;
+          tops_of_group[1][thread] = base - base_of(now);
+          tops_of_group[2][thread] = rescaling(before, now);
+        }
+        incomplete = ptx::named_barrier_any(kFirstGroup + group, Shape::kGroupThreads, incomplete);
 #pragma unroll
         for (int n = 0; n < kColumnGroups; ++n) {
-          float2 top = load_two(shared.tops[group][0], n, pair);
-#pragma unroll
-          for (int w = 1; w < 4; ++w) {
-            const float2 other = load_two(shared.tops[group][w], n, pair);
-            top = {fmaxf(top.x, other.x), fmaxf(top.y, other.y)};
-          }
-          const float2 before = load_two(shared.reference[turn], n, pair);
-          const float2 base = load_two(shared.base[turn], n, pair);
-          top = {top.x + base.x, top.y + base.y};
-          now[n] = {top.x > before.x + kSlack ? top.x : before.x,
-                    top.y > before.y + kSlack ? top.y : before.y};
-          incomplete |= now[n].x == -HUGE_VALF || now[n].y == -HUGE_VALF;
-          const float2 back = {base.x - base_of(now[n].x), base.y - base_of(now[n].y)};
+          const float2 back = load_two(tops_of_group[1], n, pair);
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
             score[4 * n + 2 * h] += back.x;
             score[4 * n + 2 * h + 1] += back.y;
           }
-          if (thread < 4)
-            *reinterpret_cast<float2*>(&shared.factor[group][8 * n + pair]) = {
-                rescaling(before.x, now[n].x), rescaling(before.y, now[n].y)};
         }
-        incomplete = __any_sync(~0u, incomplete);
-        ptx::named_barrier(kFirstGroup + group, Shape::kGroupThreads);
         if (thread < 4) {
 #pragma unroll
           for (int n = 0; n < kColumnGroups; ++n) {
-            *reinterpret_cast<float2*>(&shared.reference[turn][8 * n + pair]) = now[n];
-            *reinterpret_cast<float2*>(&shared.base[turn][8 * n + pair]) = {base_of(now[n].x),
-                                                                            base_of(now[n].y)};
+            const int row = 8 * n + pair;
+            const float2 now = load_two(tops_of_group[0], n, pair);
+            *reinterpret_cast<float2*>(&shared.reference[turn][row]) = now;
+            *reinterpret_cast<float2*>(&shared.base[turn][row]) = {base_of(now.x), base_of(now.y)};
+            *reinterpret_cast<float2*>(&shared.factor[group][row]) =
+                load_two(tops_of_group[2], n, pair);
           }
           if (thread == 0) shared.incomplete[turn] = incomplete;
         }
-        multiply_sums(shared.factor[group]);
+        multiply_sums(tops_of_group[2]);
       }
       if (thread == 0) shared.raised[group] = raises;
       if (group == 0 && thread < 4) ptx::block_mbarrier_arrive(at.decided());
@@ -496,6 +503,7 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
       const StageWalk own = group == 0 ? first : second;
       ptx::block_mbarrier_wait(at.full(own.stage), own.parity);
       find_scores(own.stage);
+      if constexpr (kShared) largest_divisor = fmaxf(largest_divisor, divisor);
       if (group == 1) {
         ptx::block_mbarrier_wait(at.decided(), use % 2);
         if (shared.raised[0]) multiply_sums(shared.factor[0]);
@@ -506,6 +514,7 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
 
     const int thread = anew(group_thread), lane = thread & 31, warp = thread >> 5;
     const int key_row = lane >> 2, pair = 2 * (lane & 3);
+    if (kShared && lane == 0) shared.largest_divisor[group][warp] = largest_divisor;
     // By items in turns, so that a group may be an item ahead of the other's reading.
     float(&sums)[2][4][Shape::kRows] = shared.sum[q_use % 2];
 #pragma unroll
@@ -519,8 +528,51 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
     if (key_row % 2 == 0) ptx::block_mbarrier_arrive(at.summed());
     ptx::block_mbarrier_wait(at.summed(), q_use % 2);
     // Both groups have waited for this item's queries.
-    if (group == 1 && pairs == 0 && thread == 0) load_q(item + step_items);
-    constexpr float kLn2 = 0.693147180559945309f;
+    if (group == 1 && pairs == 0 && thread == 0) load_q(item + stride);
+    if constexpr (kShared) {
+      const PrefillItem to = item_at<false>(args, item);
+      const int rows_of_item = min(Shape::kRows, args.num_heads - to.head);
+      if (group == 0 && thread < Shape::kRows) {
+        float total = 0, scale_of_part = 0;
+#pragma unroll
+        for (int part = 0; part < 8; ++part) {
+          total += sums[part / 4][part % 4][thread];
+          scale_of_part = fmaxf(scale_of_part, shared.largest_divisor[part / 4][part % 4]);
+        }
+        shared.part_sum[thread] = total;
+        shared.part_scale[thread] = scale_of_part;
+        shared.share[0][thread] = total == 0.0f ? 0.0f : inverse_of(scale_of_part) / total;
+      }
+      // And both groups are done with weights and rows.
+      ptx::named_barrier(kBothGroups, 2 * Shape::kGroupThreads);
+      const int column = group * Shape::kHalfColumns + 64 * warp + 2 * key_row;
+#pragma unroll
+      for (int n = 0; n < kColumnGroups; ++n) {
+        if (8 * n >= rows_of_item) break;
+        const float2 share = load_two(shared.share[0], n, pair);
+        const std::uint32_t row = at.part() + (8 * n + pair) * kPartRowBytes + 2 * column;
+#pragma unroll
+        for (int m = 0; m < kTiles; ++m) {
+          const float* const four = &out[m][4 * n];
+          ptx::store_shared_4(row + 32 * m, ptx::pack_f16(four[0] * share.x, four[2] * share.x));
+          ptx::store_shared_4(row + kPartRowBytes + 32 * m,
+                              ptx::pack_f16(four[1] * share.y, four[3] * share.y));
+        }
+      }
+      if (group == 0 && thread < Shape::kRows) {
+        const std::uint32_t bits[4] = {__float_as_uint(shared.reference[turn][thread]),
+                                       __float_as_uint(shared.part_sum[thread]),
+                                       __float_as_uint(shared.part_scale[thread]), 0};
+        ptx::store_shared_16(at.part() + (thread + 1) * kPartRowBytes - 16, bits);
+      }
+      ptx::fence_shared_to_async();  // rows will be copied to where the part was
+      ptx::cluster_arrive();         // all parts are there
+      ptx::cluster_wait();
+      join_parts(call, args.splits, at.part(), group * Shape::kGroupThreads + thread,
+                 {static_cast<int>(to.token), to.head, rows_of_item});
+      ptx::cluster_wait();
+      continue;
+    }
     if (thread < Shape::kRows) {
       const int row = thread;
       float total = 0;
@@ -559,7 +611,9 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
                                     : ptx::pack_bf16(out[m][4 * n + e] * share,
                                                      out[m][4 * n + 2 + e] * share);
         transpose_four<4>(packed);
-        ptx::store_16_if(to + column, packed, to != nullptr);
+        if (to != nullptr)
+          __stcs(reinterpret_cast<uint4*>(to + column),
+                 make_uint4(packed[0], packed[1], packed[2], packed[3]));
       }
   }
 }
@@ -577,18 +631,28 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
 ///     256g … 256g+255 by warpgroup g: V decoded in registers, P from shared memory
 /// One CTA per SM that stays: a warpgroup that asks for rows, one bulk copy each, and two that
 /// compute. A block's halves are freed as soon as they are in registers.
-template <bool kPacked>
+/// kPacked: a tile holds the heads of several tokens. kShared: the CTAs of a cluster take even
+/// shares of an item's blocks and join their parts (sparse_mqa_parts.cuh).
+template <bool kPacked, bool kShared>
 __global__ void __launch_bounds__(QuantisedTile::kThreads, 1)
-    quantised_prefill_kernel(const __grid_constant__ CUtensorMap q_map,
-                             const __grid_constant__ PrefillArguments args) {
+    quantised_mqa_kernel(const __grid_constant__ CUtensorMap q_map,
+                         const __grid_constant__ PrefillArguments args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Shape = PrefillShape;
   using Tile = QuantisedTile;
-  extern __shared__ std::byte prefill_tiles[];
+  extern __shared__ std::byte quantised_tiles[];
   __shared__ QuantisedShared shared;
-  const QuantisedAddresses at{(ptx::shared_address(prefill_tiles) + Shape::kAlignment - 1) /
+  const QuantisedAddresses at{(ptx::shared_address(quantised_tiles) + Shape::kAlignment - 1) /
                                   Shape::kAlignment * Shape::kAlignment,
                               ptx::shared_address(&shared)};
+  if constexpr (kShared) {
+    // A cluster's first picks are on their way while barriers are made.
+    const int item = first_item<kShared>(args);
+    const Share share(picks_of<kPacked>(args, item), args.splits);
+    const int pick = share.begin + static_cast<int>(threadIdx.x);
+    if (threadIdx.x < PrefillShape::kPairKeys && pick < share.end)
+      ptx::prefetch_l2(&args.call.slots(item_at<kPacked>(args, item).token, pick));
+  }
   if (threadIdx.x == 0) {
     constexpr int kWarps = Shape::kGroupThreads / 32;
     ptx::mbarrier_init(&shared.full_q, 1);
@@ -612,10 +676,10 @@ __global__ void __launch_bounds__(QuantisedTile::kThreads, 1)
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / Shape::kGroupThreads, 0);
   if (group == 0) {
     ptx::release_registers<Tile::kProducerRegisters>();
-    copy_quantised_rows<kPacked>(args, shared, at);
+    copy_quantised_rows<kPacked, kShared>(args, shared, at);
   } else {
     ptx::claim_registers<Tile::kConsumerRegisters>();
-    consume_quantised<kPacked>(group - 1, q_map, args, shared, at);
+    consume_quantised<kPacked, kShared>(group - 1, q_map, args, shared, at);
   }
 #endif
 }

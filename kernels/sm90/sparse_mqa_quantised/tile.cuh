@@ -1,5 +1,4 @@
-/// The tile of the `sparse_mqa` prefill kernel over fp8_ds_mla rows, its shared memory and
-/// barriers.
+/// The tile of the `sparse_mqa` kernel over fp8_ds_mla rows, its shared memory and barriers.
 #pragma once
 
 #include <cstddef>
@@ -8,6 +7,7 @@
 #include <cuda_fp16.h>
 
 #include "kernels/cuda/latent_rows.cuh"
+#include "kernels/sm90/sparse_mqa_parts.cuh"
 #include "kernels/sm90/sparse_mqa_prefill/prefill_tile.cuh"
 
 namespace sparse_mla::sm90 {
@@ -25,6 +25,8 @@ struct QuantisedTile {
   static constexpr int kWeightBytes = kKeys * PrefillShape::kRows * 2;
   static constexpr int kSharedBytes = PrefillShape::kQueryBytes + 2 * kWeightBytes +
                                       kStages * kStageBytes + PrefillShape::kAlignment;
+  static_assert(PrefillShape::kRows * kPartRowBytes <= 2 * kWeightBytes + kStages * kStageBytes);
+  static_assert(kKeys == kShareKeys);
   /// A warpgroup asks for rows and two compute.
   static constexpr int kThreads = 3 * PrefillShape::kGroupThreads;
   /// Registers per thread: together no more than a CTA starts with, 168 · 384, or it would wait for
@@ -50,7 +52,7 @@ struct QuantisedShared {
   /// What a key's codes are multiplied by, fp16, [stage][128 columns][key]: as a lane takes them,
   /// keys 16s + 8h + 2t, +1 at 16t + 4s + 2h.
   alignas(16) __half value_factors[kStages][4][kKeys];
-  const void* sources[kKeys];           ///< the producers': where the next block's rows are
+  const void* sources[2][kKeys];        ///< the producers': where a pair's rows are, [block][key]
   std::uint8_t tokens[kStages][kKeys];  ///< bits: those that picked the key
   int raised[2];                        ///< [block] the reference has changed
   int incomplete[2];                    ///< [parity of the item] not every row has had a key
@@ -58,11 +60,13 @@ struct QuantisedShared {
   /// What the exponents of the weights are relative to, −inf before the first key; the same, 0
   /// before: [parity of the item].
   float reference[2][kRows], base[2][kRows];
-  float factor[2][kRows];     ///< [block] what earlier weights are multiplied by
-  float tops[2][4][kRows];    ///< [group][warp]
-  float sum[2][2][4][kRows];  ///< [parity of the item][group][warp]
-  float share[2][kRows];      ///< [group] what sums are multiplied by at the end
-  bfloat16* to[2][kRows];     ///< [group] where they go, null = nowhere
+  float factor[2][kRows];                    ///< [block] what earlier weights are multiplied by
+  float tops[2][4][kRows];                   ///< [group][warp]
+  float sum[2][2][4][kRows];                 ///< [parity of the item][group][warp]
+  float share[2][kRows];                     ///< [group] what sums are multiplied by at the end
+  bfloat16* to[2][kRows];                    ///< [group] where they go, null = nowhere
+  float part_sum[kRows], part_scale[kRows];  ///< of the part of an item (PartScale)
+  float largest_divisor[2][4];  ///< [group][warp] of what keys of the item were divided by
 };
 
 /// Where it lies: shared-memory addresses.
@@ -76,6 +80,8 @@ struct QuantisedAddresses {
   __device__ std::uint32_t rows(int stage) const {
     return weights(2) + stage * QuantisedTile::kStageBytes;
   }
+  /// The CTA's part of an item takes the place of weights and rows when all of them are done with.
+  __device__ std::uint32_t part() const { return weights(0); }
   __device__ std::uint32_t full_q() const { return shared + offsetof(QuantisedShared, full_q); }
   __device__ std::uint32_t ready_q() const { return shared + offsetof(QuantisedShared, ready_q); }
   __device__ std::uint32_t full(int stage) const {
@@ -95,8 +101,19 @@ struct QuantisedAddresses {
   __device__ std::uint32_t summed() const { return shared + offsetof(QuantisedShared, summed); }
 };
 
-/// Named barriers, of a consumer group's threads.
-enum QuantisedBarrier : int { kFirstGroup = 1 };
+/// Named barriers, of a consumer group's threads and of both groups'.
+enum QuantisedBarrier : int { kFirstGroup = 1, kBothGroups = 3 };
+
+/// The item that the CTA begins with; it goes on by `step_items`.
+template <bool kShared>
+__device__ inline int first_item(const PrefillArguments& args) {
+  return kShared ? static_cast<int>(blockIdx.x / static_cast<unsigned>(args.splits))
+                 : static_cast<int>(blockIdx.x);
+}
+template <bool kShared>
+__device__ inline int step_items(const PrefillArguments& args) {
+  return kShared ? args.clusters : static_cast<int>(gridDim.x);
+}
 
 /// The ring of stages, block after block.
 struct StageWalk {
