@@ -99,22 +99,33 @@ bool make_query_map(const SparseMqaCall& call, int packed, CUtensorMap& map) {
          make_map(heads_first, Shape::kRows / packed, map, packed);
 }
 
-template <class Kernel>
-void launch(Kernel* kernel, const char* name, int threads, int shared_bytes,
+/// Two CTAs that are neighbours in the grid are a cluster where both work on the same token, so
+/// that they are close to each other: rows come to that part of the L2 cache once then.
+void launch(void (*kernel)(CUtensorMap, PrefillArguments), int threads, int shared_bytes,
             const CUtensorMap& q_map, const PrefillArguments& args, Stream stream) {
   cuda::allow_shared(kernel, shared_bytes);
-  kernel<<<std::min(args.items, cuda::current_device().num_sms), threads, shared_bytes, stream>>>(
-      q_map, args);
-  cuda::check_launch(name);
+  const int ctas = std::min(args.items, cuda::current_device().num_sms);
+  const bool in_twos = args.head_tiles % 2 == 0 && ctas % 2 == 0;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {in_twos ? 2u : 1u, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = {static_cast<unsigned>(ctas), 1, 1};
+  config.blockDim = {static_cast<unsigned>(threads), 1, 1};
+  config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  cuda::check(cudaLaunchKernelEx(&config, kernel, q_map, args), "cudaLaunchKernelEx");
 }
 template <bool kPacked>
 void launch(CacheFormat format, const CUtensorMap& q_map, const PrefillArguments& args,
             Stream stream) {
   if (format == CacheFormat::bf16)
-    launch(sparse_mqa_prefill_kernel<kPacked>, "sparse_mqa_prefill_kernel", PrefillBlock::kThreads,
-           PrefillBlock::kSharedBytes, q_map, args, stream);
+    launch(sparse_mqa_prefill_kernel<kPacked>, PrefillBlock::kThreads, PrefillBlock::kSharedBytes,
+           q_map, args, stream);
   else
-    launch(quantised_mqa_kernel<kPacked, false>, "quantised_mqa_kernel", QuantisedTile::kThreads,
+    launch(quantised_mqa_kernel<kPacked, false>, QuantisedTile::kThreads,
            QuantisedTile::kSharedBytes, q_map, args, stream);
 }
 
