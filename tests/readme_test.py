@@ -88,6 +88,7 @@ class Readme(unittest.TestCase):
         topk = lambda name: f"{runs['topk/auto/' + name]['median_us']:.1f} µs"
         rows = "4096x131072/k2048/normal"
         worst, mqa = "worst_case/", "sparse_mqa/sm90_wgmma/prefill/"
+        decode = "sparse_mqa/sm90_decode/decode/fp8_ds_mla/128_heads/"
         expected = [
             ratio(worst + "masked/packed", worst + "masked/equal_split"),
             ratio(worst + "dense/packed", worst + "dense/equal_split"),
@@ -102,6 +103,7 @@ class Readme(unittest.TestCase):
                 f"{ms(mqa + cache + '16_heads/4096x32768/random'):.1f} ms"
                 for cache in ("", "fp8_ds_mla/")
             ),
+            " / ".join(f"{runs[decode + b]['median_us']:.0f} µs" for b in ("1x1", "32x1", "128x1")),
             f"{runs['indexer_scores/ragged/4096x32768']['TFLOP/s']:.0f}",
             " / ".join(topk(shape) for shape in ("1x8192/k2048/normal", "1x131072/k2048/normal")),
             " / ".join(topk(f"64x131072/k2048/{data}") for data in ("normal", "narrow", "ties")),
