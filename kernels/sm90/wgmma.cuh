@@ -267,6 +267,21 @@ __device__ inline void wgmma_m64n64k16(float (&d)[32], const std::uint32_t (&a)[
         "n"(Adds ? 1 : 0), "n"(kNMajor ? 1 : 0), "C"(Product::kTypes));
 }
 
+/// d[64, 16] (+)= a[64, 16] · b[16, 16], as the last.
+template <bool Adds, bool kNMajor, class Product>
+__device__ inline void wgmma_m64n16k16(float (&d)[8], const std::uint32_t (&a)[4],
+                                       std::uint32_t b) {
+  asm volatile(
+      "{\n\t.reg .pred adds;\n\t.reg .b64 b;\n\tsetp.ne.s32 adds, %14, 0;\n\t"
+      "mov.b64 b, {%12, %13};\n\t"
+      "wgmma.mma_async.sync.aligned.m64n16k16.%16 {%0, %1, %2, %3, %4, %5, %6, %7}, "
+      "{%8, %9, %10, %11}, b, adds, 1, 1, %15;\n\t}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(swizzled_operand_upper()),
+        "n"(Adds ? 1 : 0), "n"(kNMajor ? 1 : 0), "C"(Product::kTypes));
+}
+
 /// d[64, 256] += a[64, 16] · b[16, 256], b MN-major; a from registers, or K-major from shared
 /// memory. Registers as of wgmma_m64n128k16.
 __device__ inline void wgmma_m64n256k16_n_major(float (&d)[128], const std::uint32_t (&a)[4],

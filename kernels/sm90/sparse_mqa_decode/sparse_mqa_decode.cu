@@ -124,7 +124,7 @@ const Residency& residency() {
   const auto [found, is_new] = known.try_emplace(device.index);
   if (!is_new) return found->second;
   found->second[0] = device.num_sms;
-  const auto kernel = quantised_mqa_kernel<false, true>;
+  const auto kernel = quantised_mqa_kernel<false, true, 64>;
   prepare(kernel, kQuantisedBlock);
   for (int splits = 2; splits <= kMaxSplits; ++splits) {
     cudaLaunchAttribute attribute;
@@ -182,8 +182,9 @@ void run(const SparseMqaProblem& problem, const SparseMqaCall& call, std::span<s
   if (!make_query_map(call, q_map) || (quantised && call.slots.extent(1) <= kShareKeys))
     cuda::run_sparse_mqa_mma(problem, call, workspace, stream);
   else if (quantised)
-    launch(quantised_mqa_kernel<false, true>, kQuantisedBlock, q_map,
-           arguments<PrefillArguments>(problem, call, splits), stream);
+    launch(problem.num_heads <= 16 ? quantised_mqa_kernel<false, true, 16>
+                                   : quantised_mqa_kernel<false, true, 64>,
+           kQuantisedBlock, q_map, arguments<PrefillArguments>(problem, call, splits), stream);
   else
     launch(sparse_mqa_decode_kernel, kBf16Block, q_map,
            arguments<DecodeArguments>(problem, call, splits), stream);

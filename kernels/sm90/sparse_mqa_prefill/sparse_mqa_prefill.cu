@@ -124,8 +124,11 @@ void launch(CacheFormat format, const CUtensorMap& q_map, const PrefillArguments
   if (format == CacheFormat::bf16)
     launch(sparse_mqa_prefill_kernel<kPacked>, PrefillBlock::kThreads, PrefillBlock::kSharedBytes,
            q_map, args, stream);
+  else if (!kPacked && args.num_heads <= 16)
+    launch(quantised_mqa_kernel<false, false, 16>, QuantisedTile::kThreads,
+           QuantisedTile::kSharedBytes, q_map, args, stream);
   else
-    launch(quantised_mqa_kernel<kPacked, false>, QuantisedTile::kThreads,
+    launch(quantised_mqa_kernel<kPacked, false, 64>, QuantisedTile::kThreads,
            QuantisedTile::kSharedBytes, q_map, args, stream);
 }
 

@@ -25,14 +25,16 @@ __device__ inline float inverse_of(float power) {
   return __uint_as_float(0x7F000000u - __float_as_uint(power));
 }
 
-/// 64 rows of queries in place, each divided by a power of two of its own so that fp16 holds it:
-/// the latent part to fp16, of 16 columns the even pairs first, as a lane gets them of a row's
-/// codes; the rope part stays bf16. `factor`, [64]: that power · `scale`. For all threads of both
+/// kColumns rows of queries in place, each divided by a power of two of its own so that fp16 holds
+/// it: the latent part to fp16, of 16 columns the even pairs first, as a lane gets them of a row's
+/// codes; the rope part stays bf16. `factor`, [rows]: that power · `scale`. For all threads of both
 /// consumer warpgroups, four to a row.
+template <int kColumns>
 __device__ __forceinline__ void divide_queries(std::uint32_t q, int thread, float scale,
                                                float* factor) {
   using Shape = PrefillShape;
   const int row = thread / 4, unit = thread % 4;
+  if (row >= kColumns) return;
   const auto place = [&](int slab, int half) {
     return q + slab * Shape::kQuerySlabBytes + row * 128 + (((2 * unit + half) ^ row % 8) << 4);
   };
@@ -79,16 +81,29 @@ __device__ __forceinline__ void divide_queries(std::uint32_t q, int thread, floa
   }
 }
 
+/// d (+)= a · b of kColumns = kNumbers · 2 columns.
+template <bool kAdds, bool kNMajor, class Product, int kNumbers>
+__device__ __forceinline__ void multiply(float (&d)[kNumbers], const std::uint32_t (&a)[4],
+                                         std::uint32_t b) {
+  if constexpr (kNumbers == 32)
+    ptx::wgmma_m64n64k16<kAdds, kNMajor, Product>(d, a, b);
+  else
+    ptx::wgmma_m64n16k16<kAdds, kNMajor, Product>(d, a, b);
+}
+
 /// A consumer warpgroup.
-template <bool kPacked, bool kShared>
+template <bool kPacked, bool kShared, int kColumns>
 __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& q_map,
                                                   const PrefillArguments& args,
                                                   QuantisedShared& shared,
                                                   const QuantisedAddresses& at) {
   using Shape = PrefillShape;
   using Tile = QuantisedTile;
-  constexpr int kColumnGroups = Shape::kRows / 8;  // of the tile's rows, which are columns here
-  constexpr int kTiles = 4;                        // of 64 value columns
+  constexpr int kColumnGroups = kColumns / 8;  // of the tile's rows, which are columns here
+  constexpr int kNumbers = 4 * kColumnGroups;  // of a product that a thread has
+  // Of sums of weights a lane keeps so many groups' pairs of rows.
+  constexpr int kSumGroups = kColumnGroups == 8 ? 2 : 1;
+  constexpr int kTiles = 4;  // of 64 value columns
   const auto group_thread = static_cast<int>(threadIdx.x % Shape::kGroupThreads);
   const int shift = kPacked ? args.picks.shift : 0;
   const SparseMqaCall& call = args.call;
@@ -116,7 +131,7 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
   const int stride = step_items<kShared>(args);
   if (group == 1 && anew(group_thread) == 0) load_q(first_item<kShared>(args));
 
-  float out[kTiles][32], score[32], sum[4];
+  float out[kTiles][kNumbers], score[kNumbers], sum[2 * kSumGroups];
   std::uint32_t operand[2][16];
   StageWalk walk;         // of block 0, then of block 1
   std::uint32_t use = 0;  // of pairs
@@ -127,12 +142,11 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
 #pragma unroll
     for (int m = 0; m < kTiles; ++m)
 #pragma unroll
-      for (int i = 0; i < 32; ++i) out[m][i] = 0;
+      for (int i = 0; i < kNumbers; ++i) out[m][i] = 0;
 #pragma unroll
     for (float& of_row : sum) of_row = 0;
 
     float divisor = 0;            // of the warp's keys
-    float largest_divisor = 0;    // of the item's, where its parts are joined
     float2 query[kColumnGroups];  // factors of the thread's rows
     // S = K · Q of the block at that stage; keys scaled on the way.
     const auto find_scores = [&](int stage) {
@@ -216,9 +230,9 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
           const std::uint32_t step[4] = {a[4 * s], a[4 * s + 1], a[4 * s + 2], a[4 * s + 3]};
           const std::uint32_t b = ptx::advance(q, slab * Shape::kQuerySlabBytes + s * 32);
           if (slab == 0 && s == 0)
-            ptx::wgmma_m64n64k16<false, false, ptx::F16Product>(score, step, b);
+            multiply<false, false, ptx::F16Product>(score, step, b);
           else
-            ptx::wgmma_m64n64k16<true, false, ptx::F16Product>(score, step, b);
+            multiply<true, false, ptx::F16Product>(score, step, b);
         }
         ptx::wgmma_commit();
         ptx::wgmma_wait<1>();
@@ -232,7 +246,7 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
       ptx::wgmma_fence();
 #pragma unroll
       for (int step = 0; step < 4; ++step)
-        ptx::wgmma_m64n64k16<true, false, ptx::Bf16Product>(
+        multiply<true, false, ptx::Bf16Product>(
             score, rope[step],
             ptx::advance(q, Shape::kRopeSlab * Shape::kQuerySlabBytes + step * 32));
       ptx::wgmma_commit();
@@ -242,11 +256,13 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
       ptx::wgmma_wait<0>();
       ptx::pin(score);
     };
+    // The first of the groups that the lane keeps sums of.
+    const auto sum_group = [](int lane) { return kColumnGroups == 8 ? 2 * (lane / 8) : lane / 16; };
     const auto multiply_sums = [&](const float* factors) {
       const int lane = anew(group_thread) % 32, pair = 2 * (lane % 4);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float2 factor = load_two(factors, 2 * (lane / 8) + i, pair);
+      for (int i = 0; i < kSumGroups; ++i) {
+        const float2 factor = load_two(factors, sum_group(lane) + i, pair);
         sum[2 * i] *= factor.x;
         sum[2 * i + 1] *= factor.y;
       }
@@ -294,12 +310,12 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
       }
       if (!(valid[0][0] && valid[0][1] && valid[1][0] && valid[1][1])) {
 #pragma unroll
-        for (int i = 0; i < 32; ++i)
+        for (int i = 0; i < kNumbers; ++i)
           if (!valid[i / 2 % 2][i % 2]) score[i] = -HUGE_VALF;
       }
       float tops[4] = {score[0], score[1], score[2], score[3]};
 #pragma unroll
-      for (int i = 4; i < 32; ++i) tops[i % 4] = fmaxf(tops[i % 4], score[i]);
+      for (int i = 4; i < kNumbers; ++i) tops[i % 4] = fmaxf(tops[i % 4], score[i]);
       const float most = fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
       const bool raises = ptx::named_barrier_any(kFirstGroup + group, Shape::kGroupThreads,
                                                  most > kSlack || shared.incomplete[turn] != 0);
@@ -320,20 +336,26 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
           const bool upper = (lane & apart) != 0;
 #pragma unroll
           for (int i = 0; i < kColumnGroups; ++i) {
-            if (i >= left) continue;
+            if (i >= left || left < 2) continue;
             const float other =
                 __shfl_xor_sync(~0u, upper ? tops_of_two[i] : tops_of_two[i + left], apart);
             tops_of_two[i] = fmaxf(upper ? tops_of_two[i + left] : tops_of_two[i], other);
           }
+#pragma unroll
+          for (int i = 0; i < 2 && left < 2; ++i)  // one pair is left: of all lanes
+            tops_of_two[i] = fmaxf(tops_of_two[i], __shfl_xor_sync(~0u, tops_of_two[i], apart));
         }
         float(&tops_of_group)[4][Shape::kRows] = shared.tops[group];
-        const int row_of_lane = (lane >> 4 & 1) * 32 + (lane >> 3 & 1) * 16 + (lane >> 2 & 1) * 8;
-        *reinterpret_cast<float2*>(&tops_of_group[warp][row_of_lane + pair]) = {tops_of_two[0],
-                                                                                tops_of_two[1]};
+        const int row_of_lane =
+            kColumnGroups == 8 ? (lane >> 4 & 1) * 32 + (lane >> 3 & 1) * 16 + (lane >> 2 & 1) * 8
+                               : lane / 16 * 8;
+        if (kColumnGroups == 8 || (lane & 12) == 0)
+          *reinterpret_cast<float2*>(&tops_of_group[warp][row_of_lane + pair]) = {tops_of_two[0],
+                                                                                  tops_of_two[1]};
         ptx::named_barrier(kFirstGroup + group, Shape::kGroupThreads);
         // A thread to a row, which leaves what all need where the row's maxima were.
         bool incomplete = false;
-        if (thread < Shape::kRows) {
+        if (thread < kColumns) {
           float top = tops_of_group[0][thread];
 #pragma unroll
           for (int w = 1; w < 4; ++w) top = fmaxf(top, tops_of_group[w][thread]);
@@ -397,21 +419,27 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
     const auto add_to_sums = [&] {
       const int lane = anew(group_thread) % 32;
       const bool upper = lane / 16 != 0, odd = lane / 8 % 2 != 0;
-      float two[16];
+      float two[2 * kColumnGroups];
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
+      for (int i = 0; i < 2 * kColumnGroups; ++i) {
         const int at_score = 4 * (i / 2) + i % 2;
         two[i] = score[at_score] + score[at_score + 2];
       }
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const float other = __shfl_xor_sync(~0u, upper ? two[i] : two[i + 8], 16);
-        two[i] = (upper ? two[i + 8] : two[i]) + other;
+      for (int i = 0; i < kColumnGroups; ++i) {
+        const float other = __shfl_xor_sync(~0u, upper ? two[i] : two[i + kColumnGroups], 16);
+        two[i] = (upper ? two[i + kColumnGroups] : two[i]) + other;
       }
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float other = __shfl_xor_sync(~0u, odd ? two[i] : two[i + 4], 8);
-        sum[i] = fmaf((odd ? two[i + 4] : two[i]) + other, inverse_of(divisor), sum[i]);
+      for (int i = 0; i < 2 * kSumGroups; ++i) {
+        float left = two[i];
+        if constexpr (kColumnGroups == 8) {
+          const float other = __shfl_xor_sync(~0u, odd ? left : two[i + 4], 8);
+          left = (odd ? two[i + 4] : left) + other;
+        } else {
+          left += __shfl_xor_sync(~0u, left, 8);
+        }
+        sum[i] = fmaf(left, inverse_of(divisor), sum[i]);
       }
     };
     // O += V · P of both blocks, as their weights come.
@@ -472,8 +500,8 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
 #pragma unroll
         for (int m = 0; m < kTiles; ++m) {
           const std::uint32_t four[4] = {a[4 * m], a[4 * m + 1], a[4 * m + 2], a[4 * m + 3]};
-          ptx::wgmma_m64n64k16<true, true, ptx::F16Product>(
-              out[m], four, ptx::advance(weights[block], step * 16 * 128));
+          multiply<true, true, ptx::F16Product>(out[m], four,
+                                                ptx::advance(weights[block], step * 16 * 128));
         }
         ptx::wgmma_commit();
         if (number == 0) add_to_sums();
@@ -485,9 +513,9 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
     };
 
     ptx::block_mbarrier_wait(at.full_q(), q_use % 2);
-    divide_queries(at.q(), group * Shape::kGroupThreads + anew(group_thread), scale,
-                   shared.query_factor);
-    if (const int row = anew(group_thread); group == 0 && row < Shape::kRows) {
+    divide_queries<kColumns>(at.q(), group * Shape::kGroupThreads + anew(group_thread), scale,
+                             shared.query_factor);
+    if (const int row = anew(group_thread); group == 0 && row < kColumns) {
       shared.reference[turn][row] = -HUGE_VALF;
       shared.base[turn][row] = base_of(-HUGE_VALF);
       if (row == 0) shared.incomplete[turn] = 1;
@@ -503,7 +531,10 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
       const StageWalk own = group == 0 ? first : second;
       ptx::block_mbarrier_wait(at.full(own.stage), own.parity);
       find_scores(own.stage);
-      if constexpr (kShared) largest_divisor = fmaxf(largest_divisor, divisor);
+      if (kShared && anew(group_thread) % 32 == 0) {  // no register is left for it
+        float& largest = shared.largest_divisor[group][anew(group_thread) / 32];
+        largest = number == 0 ? divisor : fmaxf(largest, divisor);
+      }
       if (group == 1) {
         ptx::block_mbarrier_wait(at.decided(), use % 2);
         if (shared.raised[0]) multiply_sums(shared.factor[0]);
@@ -514,16 +545,16 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
 
     const int thread = anew(group_thread), lane = thread & 31, warp = thread >> 5;
     const int key_row = lane >> 2, pair = 2 * (lane & 3);
-    if (kShared && lane == 0) shared.largest_divisor[group][warp] = largest_divisor;
+    if (kShared && pairs == 0 && lane == 0) shared.largest_divisor[group][warp] = 0;
     // By items in turns, so that a group may be an item ahead of the other's reading.
     float(&sums)[2][4][Shape::kRows] = shared.sum[q_use % 2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < kSumGroups; ++i) {
       float2 two = {sum[2 * i], sum[2 * i + 1]};
       two.x += __shfl_xor_sync(~0u, two.x, 4);
       two.y += __shfl_xor_sync(~0u, two.y, 4);
-      if (key_row % 2 == 0)
-        *reinterpret_cast<float2*>(&sums[group][warp][8 * (2 * (lane / 8) + i) + pair]) = two;
+      if (key_row % 2 == 0 && (kColumnGroups == 8 || (lane & 8) == 0))
+        *reinterpret_cast<float2*>(&sums[group][warp][8 * (sum_group(lane) + i) + pair]) = two;
     }
     if (key_row % 2 == 0) ptx::block_mbarrier_arrive(at.summed());
     ptx::block_mbarrier_wait(at.summed(), q_use % 2);
@@ -531,8 +562,8 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
     if (group == 1 && pairs == 0 && thread == 0) load_q(item + stride);
     if constexpr (kShared) {
       const PrefillItem to = item_at<false>(args, item);
-      const int rows_of_item = min(Shape::kRows, args.num_heads - to.head);
-      if (group == 0 && thread < Shape::kRows) {
+      const int rows_of_item = min(kColumns, args.num_heads - to.head);
+      if (group == 0 && thread < kColumns) {
         float total = 0, scale_of_part = 0;
 #pragma unroll
         for (int part = 0; part < 8; ++part) {
@@ -559,7 +590,7 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
                               ptx::pack_f16(four[1] * share.y, four[3] * share.y));
         }
       }
-      if (group == 0 && thread < Shape::kRows) {
+      if (group == 0 && thread < kColumns) {
         const std::uint32_t bits[4] = {__float_as_uint(shared.reference[turn][thread]),
                                        __float_as_uint(shared.part_sum[thread]),
                                        __float_as_uint(shared.part_scale[thread]), 0};
@@ -573,7 +604,7 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
       ptx::cluster_wait();
       continue;
     }
-    if (thread < Shape::kRows) {
+    if (thread < kColumns) {
       const int row = thread;
       float total = 0;
 #pragma unroll
@@ -633,7 +664,8 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
 /// compute. A block's halves are freed as soon as they are in registers.
 /// kPacked: a tile holds the heads of several tokens. kShared: the CTAs of a cluster take even
 /// shares of an item's blocks and join their parts (sparse_mqa_parts.cuh).
-template <bool kPacked, bool kShared>
+/// kColumns: the tile's 64 rows, or of tokens of 16 heads or fewer its first 16.
+template <bool kPacked, bool kShared, int kColumns>
 __global__ void __launch_bounds__(QuantisedTile::kThreads, 1)
     quantised_mqa_kernel(const __grid_constant__ CUtensorMap q_map,
                          const __grid_constant__ PrefillArguments args) {
@@ -679,7 +711,7 @@ __global__ void __launch_bounds__(QuantisedTile::kThreads, 1)
     copy_quantised_rows<kPacked, kShared>(args, shared, at);
   } else {
     ptx::claim_registers<Tile::kConsumerRegisters>();
-    consume_quantised<kPacked, kShared>(group - 1, q_map, args, shared, at);
+    consume_quantised<kPacked, kShared, kColumns>(group - 1, q_map, args, shared, at);
   }
 #endif
 }
