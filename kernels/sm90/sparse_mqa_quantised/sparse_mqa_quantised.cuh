@@ -34,7 +34,7 @@ __device__ __forceinline__ void divide_queries(std::uint32_t q, int thread, floa
                                                float* factor) {
   using Shape = PrefillShape;
   const int row = thread / 4, unit = thread % 4;
-  if (row >= kColumns) return;
+  if (kColumns < Shape::kRows && row >= kColumns) return;
   const auto place = [&](int slab, int half) {
     return q + slab * Shape::kQuerySlabBytes + row * 128 + (((2 * unit + half) ^ row % 8) << 4);
   };
