@@ -34,6 +34,11 @@ class PowerOfTwo {
   std::uint32_t biased_;  // n + 127
 };
 
+/// Of a power of two: its exponent is what is left to twice the bias.
+__device__ inline float inverse_of(float power) {
+  return __uint_as_float(0x7F000000u - __float_as_uint(power));
+}
+
 /// Two bf16 numbers · factor.
 __device__ inline std::uint32_t bf16x2_to_f16x2(std::uint32_t pair, float factor) {
   return ptx::pack_f16(__uint_as_float(pair << 16) * factor,

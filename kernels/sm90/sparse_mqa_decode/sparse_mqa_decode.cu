@@ -171,8 +171,9 @@ void run(const SparseMqaProblem& problem, const SparseMqaCall& call, std::span<s
   const std::int64_t items = call.q.extent(0) * ceil_div(problem.num_heads, Shape::kHeads);
   if (items == 0) return;
   const bool quantised = problem.format != CacheFormat::bf16;
-  const int splits = choose_splits(items, call.slots.extent(1), problem, residency());
-  if (quantised ? splits == 1 : items > most_bf16_items(problem.num_heads)) {
+  const bool many = !quantised && items > most_bf16_items(problem.num_heads);
+  const int splits = many ? 1 : choose_splits(items, call.slots.extent(1), problem, residency());
+  if (many || (quantised && splits == 1)) {
     sparse_mqa_prefill_entry().run(problem, call, workspace, stream);
     return;
   }

@@ -337,12 +337,11 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const DecodeAr
 ///   online softmax in base 2, fp32, a quad of lanes per row; block 1 goes on where block 0 is
 ///   O[64, 256g … 256g+255] += P[64, 64] · K[64, the same columns] of both blocks by warpgroup g:
 ///     its own block's P from registers, the other's from shared memory
-/// One CTA per SM: two warpgroups that gather, two that compute. Keys are filled
-/// and freed by quarters of a pair. A cluster takes an item, its CTAs even shares of the item's
-/// blocks; a CTA then puts its sums where its keys were, and each joins a share of the results from
-/// all of them. Clusters stay and take items number c, c + clusters, …; of clusters of one CTA the
-/// next item's keys and queries come in during the last products and the epilogue of the one
-/// before.
+/// One CTA per SM: two warpgroups that gather, two that compute. Keys are filled and freed by
+/// quarters of a pair. A cluster takes an item, its CTAs even shares of the item's blocks; a CTA
+/// then puts its sums where its keys were, and each joins a share of the results from all of them.
+/// Clusters stay and take items number c, c + clusters, …; of clusters of one CTA the next item's
+/// keys and queries come in during the last products and the epilogue of the one before.
 __global__ void __launch_bounds__(DecodeShape::kThreads, 1)
     sparse_mqa_decode_kernel(const __grid_constant__ CUtensorMap q_map,
                              const __grid_constant__ DecodeArguments args) {
