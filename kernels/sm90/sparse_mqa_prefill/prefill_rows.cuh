@@ -50,12 +50,20 @@ __device__ __forceinline__ void copy_rows(const PrefillArguments& args, PrefillS
         from[pass] = cache.data + __shfl_sync(~0u, offset, source) + 16 * chunk;
         valid[pass] = (rows >> source & 1) != 0;
       }
-      const auto copy = [&](int slab) {
+      // Slabs `slab` … of half of the columns, and the rope part. A row's lines come one behind the
+      // other: its address is translated once then (rows lie on pages all over the cache).
+      const auto copy = [&](int slab, bool rope) {
 #pragma unroll
-        for (int pass = 0; pass < 4; ++pass)
-          ptx::cp_async_16(at.keys(block) + slab * Block::kSlabBytes + pass * 4 * 128 +
-                               (pass % 2 == 0 ? target : target ^ 64),  // rows 4 … 7 of eight
-                           from[pass] + slab * 128, valid[pass]);
+        for (int pass = 0; pass < 4; ++pass) {
+          const std::uint32_t to = at.keys(block) + pass * 4 * 128 +
+                                   (pass % 2 == 0 ? target : target ^ 64);  // rows 4 … 7 of eight
+#pragma unroll
+          for (int s = slab; s < slab + Shape::kHalfSlabs; ++s)
+            ptx::cp_async_16(to + s * Block::kSlabBytes, from[pass] + s * 128, valid[pass]);
+          if (rope)
+            ptx::cp_async_16(to + Shape::kRopeSlab * Block::kSlabBytes,
+                             from[pass] + Shape::kRopeSlab * 128, valid[pass]);
+        }
       };
       const int first = block == 0 ? kFirstLow : kSecondHigh, second = first + 1;
       ptx::block_mbarrier_wait(at.empty(first), use % 2 ^ 1);
@@ -64,13 +72,10 @@ __device__ __forceinline__ void copy_rows(const PrefillArguments& args, PrefillS
             static_cast<std::uint16_t>(picked >> 16 * block);
         ptx::block_mbarrier_arrive(at.full(first));
       }
-#pragma unroll
-      for (int s = 0; s < Shape::kHalfSlabs; ++s) copy(block == 0 ? s : Shape::kHalfSlabs + s);
+      copy(block == 0 ? 0 : Shape::kHalfSlabs, false);
       ptx::mbarrier_arrive_after_copies(at.full(first));
       ptx::block_mbarrier_wait(at.empty(second), use % 2 ^ 1);
-#pragma unroll
-      for (int s = 0; s < Shape::kHalfSlabs; ++s) copy(block == 0 ? Shape::kHalfSlabs + s : s);
-      copy(Shape::kRopeSlab);
+      copy(block == 0 ? Shape::kHalfSlabs : 0, true);
       ptx::mbarrier_arrive_after_copies(at.full(second));
     }
   }
