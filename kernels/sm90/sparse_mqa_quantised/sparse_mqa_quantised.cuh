@@ -61,15 +61,17 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
     __syncwarp();
     if (anew(group_thread) % 32 == 0) ptx::block_mbarrier_arrive(mbarrier);
   };
+  // One lane of a warp that all enter: its addresses are uniform then.
   const auto load_q = [&](int item) {
-    load_queries<kPacked>(q_map, args, item, at.q(), at.full_q());
+    if (__shfl_sync(~0u, anew(group_thread) / 32, 0) == 0 && ptx::elect_one())
+      load_queries<kPacked>(q_map, args, item, at.q(), at.full_q());
   };
   // Two rows of the tile that belong together, of the eight from 8n on.
   const auto load_two = [&](const float* of_rows, int n, int pair) {
     return *reinterpret_cast<const float2*>(of_rows + 8 * n + pair);
   };
   const int stride = step_items<kShared>(args);
-  if (group == 1 && anew(group_thread) == 0) load_q(first_item<kShared>(args));
+  if (group == 1) load_q(first_item<kShared>(args));
 
   float out[kTiles][kNumbers], score[kNumbers], sum[2 * kSumGroups];
   std::uint32_t operand[2][16];
@@ -223,7 +225,7 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
     };
     const int turn = static_cast<int>(q_use % 2);
     // Scores to weights of the own block, for both groups.
-    const auto weigh = [&](int stage, bool last) {
+    const auto weigh = [&](int stage, bool is_first, bool last) {
       const int thread = anew(group_thread), lane = thread & 31, warp = thread >> 5;
       const int key_row = lane >> 2, pair = 2 * (lane & 3);
       bool valid[2][2];
@@ -259,7 +261,7 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
       const float most = fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
       const bool raises = ptx::named_barrier_any(kFirstGroup + group, Shape::kGroupThreads,
                                                  most > kSlack || shared.incomplete[turn] != 0);
-      if (group == 1 && last && thread == 0) load_q(item + stride);
+      if (group == 1 && last) load_q(item + stride);
       if (group == 0) ptx::block_mbarrier_wait(at.used(), use % 2 ^ 1);
       if (raises) {
         // Of the warp's keys: over the thread's two, then over half of the lanes three times, of
@@ -293,7 +295,7 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
           *reinterpret_cast<float2*>(&tops_of_group[warp][row_of_lane + pair]) = {tops_of_two[0],
                                                                                   tops_of_two[1]};
         ptx::named_barrier(kFirstGroup + group, Shape::kGroupThreads);
-        // A thread to a row, which leaves what all need where the row's maxima were.
+        // A thread to a row. What scores are moved by goes to where maxima were.
         bool incomplete = false;
         if (thread < kColumns) {
           float top = tops_of_group[0][thread];
@@ -303,9 +305,10 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
           top += base;
           const float now = top > before + kSlack ? top : before;
           incomplete = now == -HUGE_VALF;
-          tops_of_group[0][thread] = now;
           tops_of_group[1][thread] = base - base_of(now);
-          tops_of_group[2][thread] = rescaling(before, now);
+          shared.reference[turn][thread] = now;
+          shared.base[turn][thread] = base_of(now);
+          shared.factor[group][thread] = rescaling(before, now);
         }
         incomplete = ptx::named_barrier_any(kFirstGroup + group, Shape::kGroupThreads, incomplete);
 #pragma unroll
@@ -317,22 +320,12 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
             score[4 * n + 2 * h + 1] += back.y;
           }
         }
-        if (thread < 4) {
-#pragma unroll
-          for (int n = 0; n < kColumnGroups; ++n) {
-            const int row = 8 * n + pair;
-            const float2 now = load_two(tops_of_group[0], n, pair);
-            *reinterpret_cast<float2*>(&shared.reference[turn][row]) = now;
-            *reinterpret_cast<float2*>(&shared.base[turn][row]) = {base_of(now.x), base_of(now.y)};
-            *reinterpret_cast<float2*>(&shared.factor[group][row]) =
-                load_two(tops_of_group[2], n, pair);
-          }
-          if (thread == 0) shared.incomplete[turn] = incomplete;
-        }
-        multiply_sums(tops_of_group[2]);
+        if (thread == 0) shared.incomplete[turn] = incomplete;
+        multiply_sums(shared.factor[group]);
       }
-      if (thread == 0) shared.raised[group] = raises;
-      if (group == 0 && thread < 4) ptx::block_mbarrier_arrive(at.decided());
+      // An item's first block has no sums to multiply.
+      if (thread == 0) shared.raised[group] = raises && !is_first;
+      if (group == 0 && thread < kColumns) ptx::block_mbarrier_arrive(at.decided());
       // Of stmatrix: lane l names row l % 16 of the warp's, chunk l / 16 of two.
       const std::uint32_t to = at.weights(group) + (16 * warp + lane % 16) * 128;
 #pragma unroll
@@ -350,8 +343,7 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
         ptx::stmatrix_x4(to + (((two + lane / 16) ^ lane % 8) << 4), packed);
       }
       ptx::fence_shared_to_async();
-      __syncwarp();
-      if (lane < 4) ptx::block_mbarrier_arrive(at.weighed(group));
+      ptx::block_mbarrier_arrive(at.weighed(group));
     };
     // Weights, by the inverse of what the keys were divided by, to the thread's sums: over its two
     // keys, a half of the lanes' keys, then a half of those. Of eight pairs of rows two are left to
@@ -445,7 +437,7 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
         }
         ptx::wgmma_commit();
         if (number == 0) add_to_sums();
-        if (step + 1 < kSteps) ptx::wgmma_wait<1>();
+        if (number + 1 < 2 * kSteps) ptx::wgmma_wait<1>();
       }
       ptx::wgmma_wait<0>();
 #pragma unroll
@@ -479,7 +471,7 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
         ptx::block_mbarrier_wait(at.decided(), use % 2);
         if (shared.raised[0]) multiply_sums(shared.factor[0]);
       }
-      weigh(own.stage, number == pairs - 1);
+      weigh(own.stage, group == 0 && number == 0, number == pairs - 1);
       add_values(first, second);
     }
 
@@ -499,7 +491,7 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
     if (key_row % 2 == 0) ptx::block_mbarrier_arrive(at.summed());
     ptx::block_mbarrier_wait(at.summed(), q_use % 2);
     // Both groups have waited for this item's queries.
-    if (group == 1 && pairs == 0 && thread == 0) load_q(item + stride);
+    if (group == 1 && pairs == 0) load_q(item + stride);
     if constexpr (kShared) {
       const PrefillItem to = item_at<false>(args, item);
       const int rows_of_item = min(kColumns, args.num_heads - to.head);
@@ -635,9 +627,9 @@ __global__ void __launch_bounds__(QuantisedTile::kThreads, 1)
       for (int half = 0; half < 2; ++half)
         ptx::mbarrier_init(&shared.empty[stage][half], 2 * Shape::kGroupThreads);
     }
-    ptx::mbarrier_init(&shared.decided, 4);
-    ptx::mbarrier_init(&shared.weighed[0], kWarps * 4);
-    ptx::mbarrier_init(&shared.weighed[1], kWarps * 4);
+    ptx::mbarrier_init(&shared.decided, kColumns);
+    ptx::mbarrier_init(&shared.weighed[0], Shape::kGroupThreads);
+    ptx::mbarrier_init(&shared.weighed[1], Shape::kGroupThreads);
     for (int i = 0; i < 4; ++i)
       ptx::mbarrier_init(&shared.factored[i / 2][i % 2], Shape::kGroupThreads);
     ptx::mbarrier_init(&shared.used, kWarps);
