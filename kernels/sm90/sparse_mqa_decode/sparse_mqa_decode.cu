@@ -65,7 +65,7 @@ std::string why_not(const SparseMqaProblem& problem) {
   constexpr int kDeclared = 3072, kDeclaredQuantised = 14336;
   static_assert(sizeof(DecodeArguments) < 4000);
   return why_no_hopper(
-      std::max(Shape::kSharedBytes + kDeclared, QuantisedTile::kSharedBytes + kDeclaredQuantised));
+      std::max(Shape::kSharedBytes + kDeclared, QuantisedMemory<64>::kBytes + kDeclaredQuantised));
 }
 
 /// Its own kernels need none; those that it leaves calls to do.
@@ -75,13 +75,13 @@ std::size_t workspace_bytes(const SparseMqaProblem& problem) {
 
 /// False where the copy engine, the 16-byte copies or the 16-byte stores cannot serve the call's
 /// views, or where its scale is not positive (the maximum is taken before scaling).
-bool make_query_map(const SparseMqaCall& call, CUtensorMap& map) {
+bool make_query_map(const SparseMqaCall& call, int rows, CUtensorMap& map) {
   const View3<const bfloat16> heads_first = strided<const bfloat16, 3>(
       call.q.data_handle(), {call.q.extent(1), call.q.extent(0), call.q.extent(2)},
       {call.q.stride(1), call.q.stride(0), 1});
   return call.softmax_scale > 0 && cuda::aligned_rows(call.out, 16) &&
          cuda::aligned(call.cache.data, 16, {call.cache.row_stride, call.cache.block_stride}) &&
-         sm90::make_map(heads_first, Shape::kHeads, map);
+         sm90::make_map(heads_first, rows, map);
 }
 
 /// What a kernel's CTA takes.
@@ -113,7 +113,8 @@ cudaLaunchConfig_t launch_of(const Block& block, int clusters, int splits,
 }
 
 constexpr Block kBf16Block{Shape::kThreads, Shape::kSharedBytes};
-constexpr Block kQuantisedBlock{QuantisedTile::kThreads, QuantisedTile::kSharedBytes};
+template <int kColumns>
+constexpr Block kQuantisedBlock{QuantisedTile::kThreads, QuantisedMemory<kColumns>::kBytes};
 
 /// Of the current device, asked of the driver once.
 const Residency& residency() {
@@ -125,11 +126,11 @@ const Residency& residency() {
   if (!is_new) return found->second;
   found->second[0] = device.num_sms;
   const auto kernel = quantised_mqa_kernel<false, true, 64>;
-  prepare(kernel, kQuantisedBlock);
+  prepare(kernel, kQuantisedBlock<64>);
   for (int splits = 2; splits <= kMaxSplits; ++splits) {
     cudaLaunchAttribute attribute;
     const cudaLaunchConfig_t config =
-        launch_of(kQuantisedBlock, device.num_sms, splits, attribute, nullptr);
+        launch_of(kQuantisedBlock<64>, device.num_sms, splits, attribute, nullptr);
     int clusters = 0;
     if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess) {
       cudaGetLastError();  // the answer is that there are none
@@ -180,12 +181,15 @@ void run(const SparseMqaProblem& problem, const SparseMqaCall& call, std::span<s
   CUtensorMap q_map;
   // A block of keys has nothing to share; and the portable kernels give a lone key's row back bit
   // by bit.
-  if (!make_query_map(call, q_map) || (quantised && call.slots.extent(1) <= kShareKeys))
+  const int rows = quantised ? quantised_columns(problem.num_heads) : Shape::kHeads;
+  if (!make_query_map(call, rows, q_map) || (quantised && call.slots.extent(1) <= kShareKeys))
     cuda::run_sparse_mqa_mma(problem, call, workspace, stream);
+  else if (quantised && rows == 16)
+    launch(quantised_mqa_kernel<false, true, 16>, kQuantisedBlock<16>, q_map,
+           arguments<PrefillArguments>(problem, call, splits), stream);
   else if (quantised)
-    launch(problem.num_heads <= 16 ? quantised_mqa_kernel<false, true, 16>
-                                   : quantised_mqa_kernel<false, true, 64>,
-           kQuantisedBlock, q_map, arguments<PrefillArguments>(problem, call, splits), stream);
+    launch(quantised_mqa_kernel<false, true, 64>, kQuantisedBlock<64>, q_map,
+           arguments<PrefillArguments>(problem, call, splits), stream);
   else
     launch(sparse_mqa_decode_kernel, kBf16Block, q_map,
            arguments<DecodeArguments>(problem, call, splits), stream);

@@ -135,18 +135,19 @@ __device__ inline int pairs_of(int count) {
   return (count + PrefillShape::kPairKeys - 1) / PrefillShape::kPairKeys;
 }
 
-/// The item's queries, 64 rows, to `q` in shared memory; they count at `full_q`. One thread calls
-/// it.
-template <bool kPacked>
+/// The item's queries, kRows rows, to `q` in shared memory; they count at `full_q`. One thread
+/// calls it.
+template <bool kPacked, int kRows = PrefillShape::kRows>
 __device__ inline void load_queries(const CUtensorMap& q_map, const PrefillArguments& args,
                                     int item, std::uint32_t q, std::uint32_t full_q) {
   if (item >= args.items) return;
-  ptx::block_mbarrier_arrive_expecting(full_q, PrefillShape::kQueryBytes);
+  constexpr int kSlabBytes = kRows * 128;
+  ptx::block_mbarrier_arrive_expecting(full_q, PrefillShape::kSlabs * kSlabBytes);
   const PrefillItem to = item_at<kPacked>(args, item);
 #pragma unroll
   for (int slab = 0; slab < PrefillShape::kSlabs; ++slab)
-    ptx::copy_box_3d(q + slab * PrefillShape::kQuerySlabBytes, &q_map, full_q, 64 * slab,
-                     static_cast<int>(to.token), to.head);
+    ptx::copy_box_3d(q + slab * kSlabBytes, &q_map, full_q, 64 * slab, static_cast<int>(to.token),
+                     to.head);
 }
 /// Pick number `at` of an item: its slot and the tokens that picked it, bits.
 template <bool kPacked>

@@ -53,6 +53,11 @@ static_assert(tokens_per_item(24, 4096, 2048, 132) == 1);
 static_assert(tokens_per_item(64, 4096, 2048, 132) == 1);
 static_assert(tokens_per_item(16, 132, 2048, 132) == 1, "no packing below two tokens per SM");
 
+/// Query rows of a tile.
+constexpr int rows_of_tile(bool packed, int num_heads, CacheFormat format) {
+  return packed || format == CacheFormat::bf16 ? Shape::kRows : quantised_columns(num_heads);
+}
+
 /// Tokens of a launch at most where they are packed: what bounds the workspace.
 constexpr std::int64_t slice_tokens() { return 4096; }
 
@@ -84,19 +89,19 @@ std::string why_not(const SparseMqaProblem& problem) {
     return "reads rows of bf16 or fp8_ds_mla";
   constexpr int kDeclared = 3072, kDeclaredQuantised = 14336;
   return why_no_hopper(std::max(PrefillBlock::kSharedBytes + kDeclared,
-                                QuantisedTile::kSharedBytes + kDeclaredQuantised));
+                                QuantisedMemory<64>::kBytes + kDeclaredQuantised));
 }
 
 /// False where the copy engine, the 16-byte copies or the 16-byte stores cannot serve the call's
 /// views, or where its scale is not positive (the maximum is taken before scaling). Boxes are
-/// `packed` tokens × 64 / packed heads, row head · packed + token.
-bool make_query_map(const SparseMqaCall& call, int packed, CUtensorMap& map) {
+/// `packed` tokens × rows / packed heads, row head · packed + token.
+bool make_query_map(const SparseMqaCall& call, int rows, int packed, CUtensorMap& map) {
   const View3<const bfloat16> heads_first = strided<const bfloat16, 3>(
       call.q.data_handle(), {call.q.extent(1), call.q.extent(0), call.q.extent(2)},
       {call.q.stride(1), call.q.stride(0), 1});
   return call.softmax_scale > 0 && cuda::aligned_rows(call.out, 16) &&
          cuda::aligned(call.cache.data, 16, {call.cache.row_stride, call.cache.block_stride}) &&
-         make_map(heads_first, Shape::kRows / packed, map, packed);
+         make_map(heads_first, rows / packed, map, packed);
 }
 
 /// Two CTAs that are neighbours in the grid are a cluster where both work on the same token, so
@@ -124,12 +129,12 @@ void launch(CacheFormat format, const CUtensorMap& q_map, const PrefillArguments
   if (format == CacheFormat::bf16)
     launch(sparse_mqa_prefill_kernel<kPacked>, PrefillBlock::kThreads, PrefillBlock::kSharedBytes,
            q_map, args, stream);
-  else if (!kPacked && args.num_heads <= 16)
+  else if (rows_of_tile(kPacked, args.num_heads, format) == 16)
     launch(quantised_mqa_kernel<false, false, 16>, QuantisedTile::kThreads,
-           QuantisedTile::kSharedBytes, q_map, args, stream);
+           QuantisedMemory<16>::kBytes, q_map, args, stream);
   else
     launch(quantised_mqa_kernel<kPacked, false, 64>, QuantisedTile::kThreads,
-           QuantisedTile::kSharedBytes, q_map, args, stream);
+           QuantisedMemory<64>::kBytes, q_map, args, stream);
 }
 
 /// `packed` tokens to a tile, 1 = heads of one token.
@@ -173,7 +178,8 @@ void run(const SparseMqaProblem& problem, const SparseMqaCall& call, std::span<s
       tokens_per_item(problem.num_heads, tokens, problem.topk, cuda::current_device().num_sms);
   CUtensorMap q_map;
   if (items < least_items(problem.num_heads, problem.format) ||
-      !make_query_map(call, packed, q_map))
+      !make_query_map(call, rows_of_tile(packed > 1, problem.num_heads, problem.format), packed,
+                      q_map))
     cuda::run_sparse_mqa_mma(problem, call, workspace, stream);
   else
     run_tiles(problem, call, packed, q_map, workspace, stream);

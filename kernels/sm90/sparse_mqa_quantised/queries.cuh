@@ -21,7 +21,8 @@ __device__ __forceinline__ void divide_queries(std::uint32_t q, int thread, floa
   const int row = thread / 4, unit = thread % 4;
   if (kColumns < Shape::kRows && row >= kColumns) return;
   const auto place = [&](int slab, int half) {
-    return q + slab * Shape::kQuerySlabBytes + row * 128 + (((2 * unit + half) ^ row % 8) << 4);
+    return q + slab * QuantisedMemory<kColumns>::kQuerySlabBytes + row * 128 +
+           (((2 * unit + half) ^ row % 8) << 4);
   };
   const auto as_pair = [](std::uint32_t bits) {
     return *reinterpret_cast<const __nv_bfloat162*>(&bits);

@@ -31,10 +31,10 @@ __device__ __forceinline__ void clear_row(std::uint32_t row) {
 /// lay there in registers, eight rows by one lane of each warp. Lane 16b + 8h + r of warp w looks
 /// up row 32h + 8w + r of block b of every pair. Where a cluster shares items, its threads meet
 /// twice at the end of one; rows of the next one would take the place of the part.
-template <bool kPacked, bool kShared>
+template <bool kPacked, bool kShared, int kColumns>
 __device__ __forceinline__ void copy_quantised_rows(const PrefillArguments& args,
-                                                    QuantisedShared& shared,
-                                                    const QuantisedAddresses& at) {
+                                                    QuantisedShared<kColumns>& shared,
+                                                    const QuantisedAddresses<kColumns>& at) {
   using Tile = QuantisedTile;
   constexpr int kRows = 8;  // of a half and a warp
   const LatentCache& cache = args.call.cache;
@@ -46,7 +46,7 @@ __device__ __forceinline__ void copy_quantised_rows(const PrefillArguments& args
     return (l >> 3 & 1) * (Tile::kKeys / 2) + kRows * warp + (l & 7);
   };
 
-  StageWalk to;
+  StageWalk<QuantisedMemory<kColumns>::kStages> to;
   // Of the pair whose picks are asked for next: item, its picks, the first of the pair's. (A
   // PairWalk keeps more than 24 registers have room for.)
   int item = first_item<kShared>(args), first, count;

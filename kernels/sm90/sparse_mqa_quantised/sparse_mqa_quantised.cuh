@@ -35,10 +35,12 @@ __device__ __forceinline__ void multiply(float (&d)[kNumbers], const std::uint32
 template <bool kPacked, bool kShared, int kColumns>
 __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& q_map,
                                                   const PrefillArguments& args,
-                                                  QuantisedShared& shared,
-                                                  const QuantisedAddresses& at) {
+                                                  QuantisedShared<kColumns>& shared,
+                                                  const QuantisedAddresses<kColumns>& at) {
   using Shape = PrefillShape;
   using Tile = QuantisedTile;
+  using Memory = QuantisedMemory<kColumns>;
+  using Stage = StageWalk<Memory::kStages>;
   constexpr int kColumnGroups = kColumns / 8;  // of the tile's rows, which are columns here
   constexpr int kNumbers = 4 * kColumnGroups;  // of a product that a thread has
   // Of sums of weights a lane keeps so many groups' pairs of rows.
@@ -64,7 +66,7 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
   // One lane of a warp that all enter: its addresses are uniform then.
   const auto load_q = [&](int item) {
     if (__shfl_sync(~0u, anew(group_thread) / 32, 0) == 0 && ptx::elect_one())
-      load_queries<kPacked>(q_map, args, item, at.q(), at.full_q());
+      load_queries<kPacked, kColumns>(q_map, args, item, at.q(), at.full_q());
   };
   // Two rows of the tile that belong together, of the eight from 8n on.
   const auto load_two = [&](const float* of_rows, int n, int pair) {
@@ -75,7 +77,7 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
 
   float out[kTiles][kNumbers], score[kNumbers], sum[2 * kSumGroups];
   std::uint32_t operand[2][16];
-  StageWalk walk;         // of block 0, then of block 1
+  Stage walk;             // of block 0, then of block 1
   std::uint32_t use = 0;  // of pairs
   std::uint32_t q_use = 0;
   for (int item = first_item<kShared>(args); item < args.items; item += stride, ++q_use) {
@@ -170,7 +172,7 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
 #pragma unroll
         for (int s = 0; s < 4; ++s) {
           const std::uint32_t step[4] = {a[4 * s], a[4 * s + 1], a[4 * s + 2], a[4 * s + 3]};
-          const std::uint32_t b = ptx::advance(q, slab * Shape::kQuerySlabBytes + s * 32);
+          const std::uint32_t b = ptx::advance(q, slab * Memory::kQuerySlabBytes + s * 32);
           if (slab == 0 && s == 0)
             multiply<false, false, ptx::F16Product>(score, step, b);
           else
@@ -190,7 +192,7 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
       for (int step = 0; step < 4; ++step)
         multiply<true, false, ptx::Bf16Product>(
             score, rope[step],
-            ptx::advance(q, Shape::kRopeSlab * Shape::kQuerySlabBytes + step * 32));
+            ptx::advance(q, Shape::kRopeSlab * Memory::kQuerySlabBytes + step * 32));
       ptx::wgmma_commit();
 #pragma unroll
       for (int n = 0; n < kColumnGroups; ++n)
@@ -375,7 +377,7 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
       }
     };
     // O += V · P of both blocks, as their weights come.
-    const auto add_values = [&](const StageWalk& first, const StageWalk& second) {
+    const auto add_values = [&](const Stage& first, const Stage& second) {
       constexpr int kSteps = Tile::kKeys / 16;
       const int thread = anew(group_thread), lane = thread & 31, warp = thread >> 5;
       const int pair = 2 * (lane & 3);
@@ -385,7 +387,7 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
         ptx::ldmatrix_x4_transposed(raw[step % 2][0], columns + 16 * step * Tile::kRowBytes);
         ptx::ldmatrix_x4_transposed(raw[step % 2][1], columns + 16 * step * Tile::kRowBytes + 32);
       };
-      const auto begin = [&](int block, const StageWalk& from) {
+      const auto begin = [&](int block, const Stage& from) {
         const int stage = from.stage;
         ptx::block_mbarrier_wait(at.full(stage), from.parity);
         load_codes(0);
@@ -456,11 +458,11 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
     ptx::block_mbarrier_arrive(at.ready_q());
     ptx::block_mbarrier_wait(at.ready_q(), q_use % 2);
     for (int number = 0; number < pairs; ++number, ++use) {
-      const StageWalk first = walk;
+      const Stage first = walk;
       walk.next();
-      const StageWalk second = walk;
+      const Stage second = walk;
       walk.next();
-      const StageWalk own = group == 0 ? first : second;
+      const Stage own = group == 0 ? first : second;
       ptx::block_mbarrier_wait(at.full(own.stage), own.parity);
       find_scores(own.stage);
       if (kShared && anew(group_thread) % 32 == 0) {  // no register is left for it
@@ -605,10 +607,11 @@ __global__ void __launch_bounds__(QuantisedTile::kThreads, 1)
   using Shape = PrefillShape;
   using Tile = QuantisedTile;
   extern __shared__ std::byte quantised_tiles[];
-  __shared__ QuantisedShared shared;
-  const QuantisedAddresses at{(ptx::shared_address(quantised_tiles) + Shape::kAlignment - 1) /
-                                  Shape::kAlignment * Shape::kAlignment,
-                              ptx::shared_address(&shared)};
+  __shared__ QuantisedShared<kColumns> shared;
+  const QuantisedAddresses<kColumns> at{
+      (ptx::shared_address(quantised_tiles) + Shape::kAlignment - 1) / Shape::kAlignment *
+          Shape::kAlignment,
+      ptx::shared_address(&shared)};
   if constexpr (kShared) {
     // A cluster's first picks are on their way while barriers are made.
     const int item = first_item<kShared>(args);
@@ -622,7 +625,7 @@ __global__ void __launch_bounds__(QuantisedTile::kThreads, 1)
     ptx::mbarrier_init(&shared.full_q, 1);
     ptx::mbarrier_init(&shared.ready_q, 2 * Shape::kGroupThreads);
     ptx::mbarrier_init(&shared.summed, 2 * kWarps * 16);
-    for (int stage = 0; stage < Tile::kStages; ++stage) {
+    for (int stage = 0; stage < QuantisedMemory<kColumns>::kStages; ++stage) {
       ptx::mbarrier_init(&shared.full[stage], Tile::kKeys + 2 * kWarps);
       for (int half = 0; half < 2; ++half)
         ptx::mbarrier_init(&shared.empty[stage][half], 2 * Shape::kGroupThreads);
@@ -640,7 +643,7 @@ __global__ void __launch_bounds__(QuantisedTile::kThreads, 1)
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / Shape::kGroupThreads, 0);
   if (group == 0) {
     ptx::release_registers<Tile::kProducerRegisters>();
-    copy_quantised_rows<kPacked, kShared>(args, shared, at);
+    copy_quantised_rows<kPacked, kShared, kColumns>(args, shared, at);
   } else {
     ptx::claim_registers<Tile::kConsumerRegisters>();
     consume_quantised<kPacked, kShared, kColumns>(group - 1, q_map, args, shared, at);

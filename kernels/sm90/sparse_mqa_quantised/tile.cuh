@@ -14,8 +14,6 @@ namespace sparse_mla::sm90 {
 
 struct QuantisedTile {
   static constexpr int kKeys = PrefillShape::kBlockKeys;
-  /// Blocks in shared memory: a pair that is multiplied, and the next one's first.
-  static constexpr int kStages = 3;
   // Bytes of a row as it is stored, at which its parts begin.
   static constexpr int kScales = cuda::ds_mla_scale_offset(PrefillShape::kLatent);
   static constexpr int kRopePart = cuda::ds_mla_rope_offset(PrefillShape::kLatent);
@@ -23,9 +21,6 @@ struct QuantisedTile {
   static constexpr int kRowBytes = kRopePart + 2 * PrefillShape::kRope;
   static constexpr int kStageBytes = kKeys * kRowBytes;
   static constexpr int kWeightBytes = kKeys * PrefillShape::kRows * 2;
-  static constexpr int kSharedBytes = PrefillShape::kQueryBytes + 2 * kWeightBytes +
-                                      kStages * kStageBytes + PrefillShape::kAlignment;
-  static_assert(PrefillShape::kRows * kPartRowBytes <= 2 * kWeightBytes + kStages * kStageBytes);
   static_assert(kKeys == kShareKeys);
   /// A warpgroup asks for rows and two compute.
   static constexpr int kThreads = 3 * PrefillShape::kGroupThreads;
@@ -34,12 +29,32 @@ struct QuantisedTile {
   static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
 };
 
+/// Columns of the products where a tile holds the heads of one token.
+constexpr int quantised_columns(int num_heads) {
+  return num_heads <= 16 ? 16 : PrefillShape::kRows;
+}
+
+/// Shared memory of products of kColumns columns.
+template <int kColumns>
+struct QuantisedMemory {
+  static constexpr int kQuerySlabBytes = kColumns * 128;
+  static constexpr int kQueryBytes = PrefillShape::kSlabs * kQuerySlabBytes;
+  /// Blocks in shared memory: a pair that is multiplied, and the next one's first, or where there
+  /// is room all of it.
+  static constexpr int kStages = kColumns == 64 ? 3 : 4;
+  static constexpr int kBytes = kQueryBytes + 2 * QuantisedTile::kWeightBytes +
+                                kStages * QuantisedTile::kStageBytes + PrefillShape::kAlignment;
+  static_assert(kColumns * kPartRowBytes <=
+                2 * QuantisedTile::kWeightBytes + kStages * QuantisedTile::kStageBytes);
+};
+
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 /// Everything in shared memory but the tiles. Rows of the tile are columns of the products here.
+template <int kColumns>
 struct QuantisedShared {
   static constexpr int kRows = PrefillShape::kRows, kKeys = QuantisedTile::kKeys;
-  static constexpr int kStages = QuantisedTile::kStages;
+  static constexpr int kStages = QuantisedMemory<kColumns>::kStages;
   std::uint64_t full_q;             ///< the item's queries are there
   std::uint64_t ready_q;            ///< they have been divided
   std::uint64_t full[kStages];      ///< the block's rows are there
@@ -70,35 +85,37 @@ struct QuantisedShared {
 };
 
 /// Where it lies: shared-memory addresses.
+template <int kColumns>
 struct QuantisedAddresses {
+  using Shared = QuantisedShared<kColumns>;
   std::uint32_t tiles, shared;
 
   __device__ std::uint32_t q() const { return tiles; }
   __device__ std::uint32_t weights(int block) const {
-    return tiles + PrefillShape::kQueryBytes + block * QuantisedTile::kWeightBytes;
+    return tiles + QuantisedMemory<kColumns>::kQueryBytes + block * QuantisedTile::kWeightBytes;
   }
   __device__ std::uint32_t rows(int stage) const {
     return weights(2) + stage * QuantisedTile::kStageBytes;
   }
   /// The CTA's part of an item takes the place of weights and rows when all of them are done with.
   __device__ std::uint32_t part() const { return weights(0); }
-  __device__ std::uint32_t full_q() const { return shared + offsetof(QuantisedShared, full_q); }
-  __device__ std::uint32_t ready_q() const { return shared + offsetof(QuantisedShared, ready_q); }
+  __device__ std::uint32_t full_q() const { return shared + offsetof(Shared, full_q); }
+  __device__ std::uint32_t ready_q() const { return shared + offsetof(Shared, ready_q); }
   __device__ std::uint32_t full(int stage) const {
-    return shared + offsetof(QuantisedShared, full) + 8 * stage;
+    return shared + offsetof(Shared, full) + 8 * stage;
   }
   __device__ std::uint32_t empty(int stage, int half) const {
-    return shared + offsetof(QuantisedShared, empty) + 8 * (2 * stage + half);
+    return shared + offsetof(Shared, empty) + 8 * (2 * stage + half);
   }
   __device__ std::uint32_t factored(int block, std::uint32_t pair) const {
-    return shared + offsetof(QuantisedShared, factored) + 8 * (2 * block + pair % 2);
+    return shared + offsetof(Shared, factored) + 8 * (2 * block + pair % 2);
   }
-  __device__ std::uint32_t decided() const { return shared + offsetof(QuantisedShared, decided); }
+  __device__ std::uint32_t decided() const { return shared + offsetof(Shared, decided); }
   __device__ std::uint32_t weighed(int block) const {
-    return shared + offsetof(QuantisedShared, weighed) + 8 * block;
+    return shared + offsetof(Shared, weighed) + 8 * block;
   }
-  __device__ std::uint32_t used() const { return shared + offsetof(QuantisedShared, used); }
-  __device__ std::uint32_t summed() const { return shared + offsetof(QuantisedShared, summed); }
+  __device__ std::uint32_t used() const { return shared + offsetof(Shared, used); }
+  __device__ std::uint32_t summed() const { return shared + offsetof(Shared, summed); }
 };
 
 /// Named barriers, of a consumer group's threads and of both groups'.
@@ -116,11 +133,12 @@ __device__ inline int step_items(const PrefillArguments& args) {
 }
 
 /// The ring of stages, block after block.
+template <int kStages>
 struct StageWalk {
   int stage = 0;
   std::uint32_t parity = 0;
   __device__ void next() {
-    if (++stage == QuantisedTile::kStages) {
+    if (++stage == kStages) {
       stage = 0;
       parity ^= 1;
     }
