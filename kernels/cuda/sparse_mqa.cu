@@ -20,6 +20,7 @@
 #include "kernels/cuda/sparse_mqa_portable.h"
 #include "kernels/cuda/sparse_mqa_rows.cuh"
 #include "kernels/cuda/sparse_mqa_shape.h"
+#include "kernels/cuda/write_lse.cuh"
 #include "kernels/sm90/entries.h"
 
 namespace sparse_mla::cuda {
@@ -93,10 +94,7 @@ __global__ void __launch_bounds__(kJoinThreads)
   for (int i = 0; i < 4; ++i)
     if (column + i < lora)
       *address(call.out, token, head, column + i) = __float2bfloat16_rn(value[i] * factor);
-  if (threadIdx.x == 0) {
-    const std::int64_t to = call.lse_tokens == nullptr ? token : call.lse_tokens[token];
-    if (to >= 0 && to < call.lse.extent(1)) call.lse(head, to) = lse;
-  }
+  if (threadIdx.x == 0) write_lse(call, token, head, lse);
 }
 
 template <int kUnits, CacheFormat kFormat>

@@ -29,6 +29,7 @@
 #include "kernels/common/ptx.cuh"
 #include "kernels/cuda/latent_rows.cuh"
 #include "kernels/cuda/sparse_mqa_shape.h"
+#include "kernels/cuda/write_lse.cuh"
 #include "sparse_mla/attention.h"
 
 namespace sparse_mla::cuda {
@@ -497,8 +498,7 @@ __global__ void __launch_bounds__(kMqaThreads, 1)
     if (args.splits > 1) {
       args.part_lse[part_row + thread] = lse;
     } else {
-      const std::int64_t column = call.lse_tokens == nullptr ? token : call.lse_tokens[token];
-      if (column >= 0 && column < call.lse.extent(1)) call.lse(first_head + thread, column) = lse;
+      write_lse(call, token, first_head + thread, lse);
     }
   }
   if (args.splits > 1 && num_tiles <= 0) return;  // the join does not look at a part without keys

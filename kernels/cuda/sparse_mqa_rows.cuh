@@ -9,6 +9,7 @@
 
 #include "kernels/common/finished_row.h"
 #include "kernels/cuda/latent_rows.cuh"
+#include "kernels/cuda/write_lse.cuh"
 #include "sparse_mla/attention.h"
 
 namespace sparse_mla::cuda {
@@ -106,10 +107,7 @@ __global__ void __launch_bounds__(kRowsMqaThreads)
   if (call.sink.data_handle() != nullptr) factor *= sink_factor(call.sink(head), lse);
   for (int d = thread; d < lora; d += kRowsMqaThreads)
     *address(call.out, token, head, d) = __float2bfloat16_rn(empty ? 0.0f : sums[d] * factor);
-  if (thread == 0) {
-    const std::int64_t column = call.lse_tokens == nullptr ? token : call.lse_tokens[token];
-    if (column >= 0 && column < call.lse.extent(1)) call.lse(head, column) = lse;
-  }
+  if (thread == 0) write_lse(call, token, head, lse);
 }
 
 }  // namespace sparse_mla::cuda

@@ -8,6 +8,8 @@
 #include <cstdint>
 
 #include "kernels/common/finished_row.h"
+#include "kernels/cuda/write_lse.cuh"
+#include "kernels/sm90/sparse_mqa_softmax.cuh"
 #include "kernels/sm90/wgmma.cuh"
 #include "sparse_mla/attention.h"
 
@@ -41,8 +43,6 @@ struct Share {
   }
 };
 
-constexpr float kLn2 = 0.693147180559945309f;
-
 /// What a row of a part is worth.
 struct alignas(16) PartScale {
   float reference;  ///< what weights are relative to (base 2)
@@ -53,11 +53,6 @@ struct alignas(16) PartScale {
 struct JoinedRows {
   int token, head, rows;
 };
-
-__device__ inline void write_lse(const SparseMqaCall& call, int token, int head, float lse) {
-  const std::int64_t column = call.lse_tokens == nullptr ? token : call.lse_tokens[token];
-  if (column >= 0 && column < call.lse.extent(1)) call.lse(head, column) = lse;
-}
 
 /// The CTA's share of the item's rows × 512 results from the parts of all CTAs of the cluster,
 /// which lie at the shared-memory address `parts` in each; in the order of the CTAs from this one
@@ -122,7 +117,7 @@ __device__ __forceinline__ void join_parts(const SparseMqaCall& call, int splits
     const int head = to.head + row;
     float factor = empty ? 0.0f : 1.0f / total;
     if (call.sink.data_handle() != nullptr) factor *= sink_factor(call.sink(head), lse);
-    if (column == 0) write_lse(call, to.token, head, lse);
+    if (column == 0) cuda::write_lse(call, to.token, head, lse);
     auto* out = reinterpret_cast<uint4*>(address(call.out, to.token, head, column));
     float sum[kColumns] = {};
 #pragma unroll

@@ -19,6 +19,7 @@ struct RowState {
   float sum[2];
 };
 constexpr float kSlack = 8;
+constexpr float kLn2 = 0.693147180559945309f;
 
 __device__ inline float rescaling(float from, float to) {
   return from == to ? 1.0f : ptx::ex2(from - to);  // −inf to −inf: 1

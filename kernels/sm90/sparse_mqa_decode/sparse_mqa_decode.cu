@@ -11,14 +11,13 @@
 
 #include "kernels/common/ceil_div.h"
 #include "kernels/common/sparse_mqa_checks.h"
-#include "kernels/cuda/alignment.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/sparse_mqa_portable.h"
 #include "kernels/sm90/entries.h"
 #include "kernels/sm90/hopper.h"
 #include "kernels/sm90/sparse_mqa_decode/sparse_mqa_decode.cuh"
+#include "kernels/sm90/sparse_mqa_launch.cuh"
 #include "kernels/sm90/sparse_mqa_quantised/sparse_mqa_quantised.cuh"
-#include "kernels/sm90/tensor_map.h"
 
 namespace sparse_mla::sm90 {
 namespace {
@@ -73,48 +72,7 @@ std::size_t workspace_bytes(const SparseMqaProblem& problem) {
   return sparse_mqa_prefill_entry().workspace_bytes(problem);
 }
 
-/// False where the copy engine, the 16-byte copies or the 16-byte stores cannot serve the call's
-/// views, or where its scale is not positive (the maximum is taken before scaling).
-bool make_query_map(const SparseMqaCall& call, int rows, CUtensorMap& map) {
-  const View3<const bfloat16> heads_first = strided<const bfloat16, 3>(
-      call.q.data_handle(), {call.q.extent(1), call.q.extent(0), call.q.extent(2)},
-      {call.q.stride(1), call.q.stride(0), 1});
-  return call.softmax_scale > 0 && cuda::aligned_rows(call.out, 16) &&
-         cuda::aligned(call.cache.data, 16, {call.cache.row_stride, call.cache.block_stride}) &&
-         sm90::make_map(heads_first, rows, map);
-}
-
-/// What a kernel's CTA takes.
-struct Block {
-  int threads, shared_bytes;
-};
-template <class Kernel>
-void prepare(Kernel* kernel, const Block& block) {
-  cuda::allow_shared(kernel, block.shared_bytes);
-  cuda::check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                   cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
-              "cudaFuncSetAttribute(NonPortableClusterSizeAllowed)");
-}
-
-/// A launch of clusters of `splits` CTAs; `attribute` has to outlive it.
-cudaLaunchConfig_t launch_of(const Block& block, int clusters, int splits,
-                             cudaLaunchAttribute& attribute, Stream stream) {
-  attribute = {};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {static_cast<unsigned>(splits), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = {static_cast<unsigned>(clusters * splits), 1, 1};
-  config.blockDim = {static_cast<unsigned>(block.threads), 1, 1};
-  config.dynamicSmemBytes = static_cast<std::size_t>(block.shared_bytes);
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = splits > 1 ? 1 : 0;
-  return config;
-}
-
-constexpr Block kBf16Block{Shape::kThreads, Shape::kSharedBytes};
-template <int kColumns>
-constexpr Block kQuantisedBlock{QuantisedTile::kThreads, QuantisedMemory<kColumns>::kBytes};
+constexpr CtaSize kBf16Cta{Shape::kThreads, Shape::kSharedBytes};
 
 /// Of the current device, asked of the driver once.
 const Residency& residency() {
@@ -126,11 +84,11 @@ const Residency& residency() {
   if (!is_new) return found->second;
   found->second[0] = device.num_sms;
   const auto kernel = quantised_mqa_kernel<false, true, 64>;
-  prepare(kernel, kQuantisedBlock<64>);
+  prepare(kernel, kQuantisedCta<64>, kMaxSplits);
   for (int splits = 2; splits <= kMaxSplits; ++splits) {
     cudaLaunchAttribute attribute;
     const cudaLaunchConfig_t config =
-        launch_of(kQuantisedBlock<64>, device.num_sms, splits, attribute, nullptr);
+        launch_of(kQuantisedCta<64>, device.num_sms * splits, splits, attribute, nullptr);
     int clusters = 0;
     if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess) {
       cudaGetLastError();  // the answer is that there are none
@@ -142,12 +100,9 @@ const Residency& residency() {
 }
 
 template <class Arguments>
-void launch(void (*kernel)(CUtensorMap, Arguments), const Block& block, const CUtensorMap& q_map,
+void launch(void (*kernel)(CUtensorMap, Arguments), const CtaSize& cta, const CUtensorMap& q_map,
             const Arguments& args, Stream stream) {
-  prepare(kernel, block);
-  cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = launch_of(block, args.clusters, args.splits, attribute, stream);
-  cuda::check(cudaLaunchKernelEx(&config, kernel, q_map, args), "cudaLaunchKernelEx");
+  sm90::launch(kernel, cta, args.clusters * args.splits, args.splits, q_map, args, stream);
 }
 
 /// What both kernels are told.
@@ -182,16 +137,16 @@ void run(const SparseMqaProblem& problem, const SparseMqaCall& call, std::span<s
   // A block of keys has nothing to share; and the portable kernels give a lone key's row back bit
   // by bit.
   const int rows = quantised ? quantised_columns(problem.num_heads) : Shape::kHeads;
-  if (!make_query_map(call, rows, q_map) || (quantised && call.slots.extent(1) <= kShareKeys))
+  if (!make_query_map(call, rows, 1, q_map) || (quantised && call.slots.extent(1) <= kShareKeys))
     cuda::run_sparse_mqa_mma(problem, call, workspace, stream);
   else if (quantised && rows == 16)
-    launch(quantised_mqa_kernel<false, true, 16>, kQuantisedBlock<16>, q_map,
+    launch(quantised_mqa_kernel<false, true, 16>, kQuantisedCta<16>, q_map,
            arguments<PrefillArguments>(problem, call, splits), stream);
   else if (quantised)
-    launch(quantised_mqa_kernel<false, true, 64>, kQuantisedBlock<64>, q_map,
+    launch(quantised_mqa_kernel<false, true, 64>, kQuantisedCta<64>, q_map,
            arguments<PrefillArguments>(problem, call, splits), stream);
   else
-    launch(sparse_mqa_decode_kernel, kBf16Block, q_map,
+    launch(sparse_mqa_decode_kernel, kBf16Cta, q_map,
            arguments<DecodeArguments>(problem, call, splits), stream);
 }
 

@@ -11,6 +11,7 @@
 #include <cuda.h>
 
 #include "kernels/common/finished_row.h"
+#include "kernels/cuda/write_lse.cuh"
 #include "kernels/sm90/scaled_f16.cuh"
 #include "kernels/sm90/sparse_mqa_decode/rows.cuh"
 #include "kernels/sm90/sparse_mqa_decode/tile.cuh"
@@ -310,7 +311,7 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const DecodeAr
       const float lse = empty ? -HUGE_VALF : (rows.reference[h] + log2f(total[h])) * kLn2;
       float share = empty ? 0.0f : 1.0f / total[h];
       if (writes && call.sink.data_handle() != nullptr) share *= sink_factor(call.sink(head), lse);
-      if (kGroup == 0 && writes && lane % 4 == 0) write_lse(call, token, head, lse);
+      if (kGroup == 0 && writes && lane % 4 == 0) cuda::write_lse(call, token, head, lse);
       auto* to = reinterpret_cast<uint4*>(
           address(call.out, token, writes ? head : 0, kGroup * Shape::kHalfColumns));
 #pragma unroll

@@ -6,15 +6,14 @@
 
 #include "kernels/common/ceil_div.h"
 #include "kernels/common/sparse_mqa_checks.h"
-#include "kernels/cuda/alignment.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/sparse_mqa_portable.h"
 #include "kernels/sm90/entries.h"
 #include "kernels/sm90/hopper.h"
+#include "kernels/sm90/sparse_mqa_launch.cuh"
 #include "kernels/sm90/sparse_mqa_prefill/pick_union.cuh"
 #include "kernels/sm90/sparse_mqa_prefill/sparse_mqa_prefill.cuh"
 #include "kernels/sm90/sparse_mqa_quantised/sparse_mqa_quantised.cuh"
-#include "kernels/sm90/tensor_map.h"
 #include "sparse_mla/workspace.h"
 
 namespace sparse_mla::sm90 {
@@ -92,49 +91,24 @@ std::string why_not(const SparseMqaProblem& problem) {
                                 QuantisedMemory<64>::kBytes + kDeclaredQuantised));
 }
 
-/// False where the copy engine, the 16-byte copies or the 16-byte stores cannot serve the call's
-/// views, or where its scale is not positive (the maximum is taken before scaling). Boxes are
-/// `packed` tokens × rows / packed heads, row head · packed + token.
-bool make_query_map(const SparseMqaCall& call, int rows, int packed, CUtensorMap& map) {
-  const View3<const bfloat16> heads_first = strided<const bfloat16, 3>(
-      call.q.data_handle(), {call.q.extent(1), call.q.extent(0), call.q.extent(2)},
-      {call.q.stride(1), call.q.stride(0), 1});
-  return call.softmax_scale > 0 && cuda::aligned_rows(call.out, 16) &&
-         cuda::aligned(call.cache.data, 16, {call.cache.row_stride, call.cache.block_stride}) &&
-         make_map(heads_first, rows / packed, map, packed);
-}
-
 /// Two CTAs that are neighbours in the grid are a cluster where both work on the same token, so
 /// that they are close to each other: rows come to that part of the L2 cache once then.
-void launch(void (*kernel)(CUtensorMap, PrefillArguments), int threads, int shared_bytes,
+void launch(void (*kernel)(CUtensorMap, PrefillArguments), const CtaSize& cta,
             const CUtensorMap& q_map, const PrefillArguments& args, Stream stream) {
-  cuda::allow_shared(kernel, shared_bytes);
   const int ctas = std::min(args.items, cuda::current_device().num_sms);
   const bool in_twos = args.head_tiles % 2 == 0 && ctas % 2 == 0;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {in_twos ? 2u : 1u, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = {static_cast<unsigned>(ctas), 1, 1};
-  config.blockDim = {static_cast<unsigned>(threads), 1, 1};
-  config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  cuda::check(cudaLaunchKernelEx(&config, kernel, q_map, args), "cudaLaunchKernelEx");
+  sm90::launch(kernel, cta, ctas, in_twos ? 2 : 1, q_map, args, stream);
 }
 template <bool kPacked>
 void launch(CacheFormat format, const CUtensorMap& q_map, const PrefillArguments& args,
             Stream stream) {
+  constexpr CtaSize kBf16Cta{PrefillBlock::kThreads, PrefillBlock::kSharedBytes};
   if (format == CacheFormat::bf16)
-    launch(sparse_mqa_prefill_kernel<kPacked>, PrefillBlock::kThreads, PrefillBlock::kSharedBytes,
-           q_map, args, stream);
+    launch(sparse_mqa_prefill_kernel<kPacked>, kBf16Cta, q_map, args, stream);
   else if (rows_of_tile(kPacked, args.num_heads, format) == 16)
-    launch(quantised_mqa_kernel<false, false, 16>, QuantisedTile::kThreads,
-           QuantisedMemory<16>::kBytes, q_map, args, stream);
+    launch(quantised_mqa_kernel<false, false, 16>, kQuantisedCta<16>, q_map, args, stream);
   else
-    launch(quantised_mqa_kernel<kPacked, false, 64>, QuantisedTile::kThreads,
-           QuantisedMemory<64>::kBytes, q_map, args, stream);
+    launch(quantised_mqa_kernel<kPacked, false, 64>, kQuantisedCta<64>, q_map, args, stream);
 }
 
 /// `packed` tokens to a tile, 1 = heads of one token.

@@ -11,6 +11,7 @@
 #include <cuda.h>
 
 #include "kernels/common/finished_row.h"
+#include "kernels/cuda/write_lse.cuh"
 #include "kernels/sm90/sparse_mqa_prefill/prefill_rows.cuh"
 #include "kernels/sm90/sparse_mqa_prefill/prefill_tile.cuh"
 #include "kernels/sm90/sparse_mqa_softmax.cuh"
@@ -254,7 +255,6 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const PrefillA
       total[h] = load_by_quad(sums[0][row + 8 * h]) + load_by_quad(sums[1][row + 8 * h]);
     // Both groups have waited for this item's queries.
     if (kGroup == 1 && pairs == 0 && thread == 0) load_q(item + step_items);
-    constexpr float kLn2 = 0.693147180559945309f;
     const PrefillItem to_item = item_at<kPacked>(args, item);
     const std::int64_t token = to_item.token + token_of_row;
 #pragma unroll
@@ -265,10 +265,7 @@ __device__ __forceinline__ void consume(const CUtensorMap& q_map, const PrefillA
       const float lse = empty ? -HUGE_VALF : (rows.reference[h] + log2f(total[h])) * kLn2;
       float share = empty ? 0.0f : 1.0f / total[h];
       if (writes && call.sink.data_handle() != nullptr) share *= sink_factor(call.sink(head), lse);
-      if (kGroup == 0 && writes && lane % 4 == 0) {
-        const std::int64_t column = call.lse_tokens == nullptr ? token : call.lse_tokens[token];
-        if (column >= 0 && column < call.lse.extent(1)) call.lse(head, column) = lse;
-      }
+      if (kGroup == 0 && writes && lane % 4 == 0) cuda::write_lse(call, token, head, lse);
       auto* to = reinterpret_cast<uint4*>(
           address(call.out, writes ? token : 0, writes ? head : 0, kGroup * Shape::kHalfColumns));
 #pragma unroll

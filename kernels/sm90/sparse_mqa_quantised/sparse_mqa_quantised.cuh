@@ -9,7 +9,9 @@
 #include <cuda.h>
 
 #include "kernels/common/finished_row.h"
+#include "kernels/cuda/write_lse.cuh"
 #include "kernels/sm90/scaled_f16.cuh"
+#include "kernels/sm90/sparse_mqa_launch.cuh"
 #include "kernels/sm90/sparse_mqa_quantised/queries.cuh"
 #include "kernels/sm90/sparse_mqa_quantised/rows.cuh"
 #include "kernels/sm90/sparse_mqa_quantised/tile.cuh"
@@ -551,10 +553,7 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
       const float lse = empty ? -HUGE_VALF : (shared.reference[turn][row] + log2f(total)) * kLn2;
       float share = empty ? 0.0f : 1.0f / total;
       if (writes && call.sink.data_handle() != nullptr) share *= sink_factor(call.sink(head), lse);
-      if (group == 0 && writes) {
-        const std::int64_t column = call.lse_tokens == nullptr ? token : call.lse_tokens[token];
-        if (column >= 0 && column < call.lse.extent(1)) call.lse(head, column) = lse;
-      }
+      if (group == 0 && writes) cuda::write_lse(call, token, head, lse);
       shared.share[group][row] = share;
       shared.to[group][row] = writes ? address(call.out, token, head, 0) : nullptr;
     }
@@ -650,5 +649,8 @@ __global__ void __launch_bounds__(QuantisedTile::kThreads, 1)
   }
 #endif
 }
+
+template <int kColumns>
+inline constexpr CtaSize kQuantisedCta{QuantisedTile::kThreads, QuantisedMemory<kColumns>::kBytes};
 
 }  // namespace sparse_mla::sm90
