@@ -31,6 +31,8 @@ struct CtaSize {
   int threads, shared_bytes;
 };
 
+/// Lets the kernel have that much shared memory and, beyond what every device can do, such
+/// clusters.
 template <class Kernel>
 void prepare(Kernel* kernel, const CtaSize& cta, int cluster) {
   constexpr int kPortableCluster = 8;

@@ -61,10 +61,9 @@ std::string why_not(const SparseMqaProblem& problem) {
   if (problem.kv_lora_rank != Shape::kLatent || problem.qk_rope_head_dim != Shape::kRope)
     return "made for rows of 512 + 64 elements";
   if (problem.format == CacheFormat::fp8) return "reads bf16 and fp8_ds_mla rows";
-  constexpr int kDeclared = 3072, kDeclaredQuantised = 14336;
+  constexpr int kDeclared = 3072;
   static_assert(sizeof(DecodeArguments) < 4000);
-  return why_no_hopper(
-      std::max(Shape::kSharedBytes + kDeclared, QuantisedMemory<64>::kBytes + kDeclaredQuantised));
+  return why_no_hopper(std::max(Shape::kSharedBytes + kDeclared, kQuantisedSharedBytes));
 }
 
 /// Its own kernels need none; those that it leaves calls to do.

@@ -86,9 +86,8 @@ std::string why_not(const SparseMqaProblem& problem) {
     return "made for rows of 512 + 64 elements";
   if (problem.format != CacheFormat::bf16 && problem.format != CacheFormat::fp8_ds_mla)
     return "reads rows of bf16 or fp8_ds_mla";
-  constexpr int kDeclared = 3072, kDeclaredQuantised = 14336;
-  return why_no_hopper(std::max(PrefillBlock::kSharedBytes + kDeclared,
-                                QuantisedMemory<64>::kBytes + kDeclaredQuantised));
+  constexpr int kDeclared = 3072;
+  return why_no_hopper(std::max(PrefillBlock::kSharedBytes + kDeclared, kQuantisedSharedBytes));
 }
 
 /// Two CTAs that are neighbours in the grid are a cluster where both work on the same token, so

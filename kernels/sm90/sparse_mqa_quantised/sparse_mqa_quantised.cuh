@@ -67,7 +67,7 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
   };
   // One lane of a warp that all enter: its addresses are uniform then.
   const auto load_q = [&](int item) {
-    if (__shfl_sync(~0u, anew(group_thread) / 32, 0) == 0 && ptx::elect_one())
+    if (uniform(static_cast<std::uint32_t>(anew(group_thread) / 32)) == 0 && ptx::elect_one())
       load_queries<kPacked, kColumns>(q_map, args, item, at.q(), at.full_q());
   };
   // Two rows of the tile that belong together, of the eight from 8n on.
@@ -607,6 +607,7 @@ __global__ void __launch_bounds__(QuantisedTile::kThreads, 1)
   using Tile = QuantisedTile;
   extern __shared__ std::byte quantised_tiles[];
   __shared__ QuantisedShared<kColumns> shared;
+  static_assert(sizeof(shared) <= Tile::kDeclaredBytes);
   const QuantisedAddresses<kColumns> at{
       (ptx::shared_address(quantised_tiles) + Shape::kAlignment - 1) / Shape::kAlignment *
           Shape::kAlignment,

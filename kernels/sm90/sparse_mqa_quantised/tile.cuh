@@ -1,6 +1,7 @@
 /// The tile of the `sparse_mqa` kernel over fp8_ds_mla rows, its shared memory and barriers.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -22,6 +23,8 @@ struct QuantisedTile {
   static constexpr int kStageBytes = kKeys * kRowBytes;
   static constexpr int kWeightBytes = kKeys * PrefillShape::kRows * 2;
   static_assert(kKeys == kShareKeys);
+  /// Shared memory beside the tiles, at most.
+  static constexpr int kDeclaredBytes = 14336;
   /// A warpgroup asks for rows and two compute.
   static constexpr int kThreads = 3 * PrefillShape::kGroupThreads;
   /// Registers per thread: together no more than a CTA starts with, 168 · 384, or it would wait for
@@ -47,6 +50,10 @@ struct QuantisedMemory {
   static_assert(kColumns * kPartRowBytes <=
                 2 * QuantisedTile::kWeightBytes + kStages * QuantisedTile::kStageBytes);
 };
+/// What a device has to have for any number of columns.
+constexpr int kQuantisedSharedBytes =
+    std::max(QuantisedMemory<16>::kBytes, QuantisedMemory<64>::kBytes) +
+    QuantisedTile::kDeclaredBytes;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
