@@ -61,10 +61,6 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
   const auto lane_row = [&](int lane, int stage) {
     return at.rows(stage) + lane % 16 * Tile::kRowBytes + lane / 16 * 16;
   };
-  const auto arrive = [&](std::uint32_t mbarrier) {
-    __syncwarp();
-    if (anew(group_thread) % 32 == 0) ptx::block_mbarrier_arrive(mbarrier);
-  };
   // One lane of a warp that all enter: its addresses are uniform then.
   const auto load_q = [&](int item) {
     if (uniform(static_cast<std::uint32_t>(anew(group_thread) / 32)) == 0 && ptx::elect_one())
@@ -78,9 +74,13 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
   if (group == 1) load_q(first_item<kShared>(args));
 
   float out[kTiles][kNumbers], score[kNumbers], sum[2 * kSumGroups];
-  std::uint32_t operand[2][16];
-  Stage walk;             // of block 0, then of block 1
-  std::uint32_t use = 0;  // of pairs
+  // Products are issued in twos; one two is under way while the next one's are decoded. (Four at a
+  // time take 16 registers more, one at a time as many waits again: both are slower.)
+  std::uint32_t operand[2][2][4];
+  // The group's block of a pair: its stage, and its number among all of the CTA's.
+  Stage own;
+  if (group == 1) own.next();
+  auto own_block = static_cast<std::uint32_t>(group);
   std::uint32_t q_use = 0;
   for (int item = first_item<kShared>(args); item < args.items; item += stride, ++q_use) {
     const int picks = picks_of<kPacked>(args, item);
@@ -92,19 +92,20 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
 #pragma unroll
     for (float& of_row : sum) of_row = 0;
 
-    float divisor = 0;            // of the warp's keys
-    float2 query[kColumnGroups];  // factors of the thread's rows
+    float divisor = 0;           // of the warp's keys
+    bool raised_by_own = false;  // the own block's scores have raised the reference
     // S = K · Q of the block at that stage; keys scaled on the way.
     const auto find_scores = [&](int stage) {
       const int thread = anew(group_thread), lane = thread & 31, warp = thread >> 5;
       const int key_row = lane / 4;
       const std::uint32_t rows = lane_row(lane, stage) + 16 * warp * Tile::kRowBytes;
-      std::uint32_t raw[2][2][4];  // of two slabs by turns
-      const auto load_codes = [&](int slab) {
-        ptx::ldmatrix_x4(raw[slab % 2][0], rows + 64 * slab);
-        ptx::ldmatrix_x4(raw[slab % 2][1], rows + 64 * slab + 32);
+      constexpr int kChunks = Shape::kLatent / 32, kRaw = 4;
+      std::uint32_t raw[kRaw][4];  // of chunks of 32 columns, three ahead
+      const auto load_codes = [&](int chunk) {
+        if (chunk < kChunks) ptx::ldmatrix_x4(raw[chunk % kRaw], rows + 32 * chunk);
       };
-      load_codes(0);
+#pragma unroll
+      for (int chunk = 0; chunk < kRaw - 1; ++chunk) load_codes(chunk);
       std::uint32_t factor[2];  // of both keys, for 128 columns
       const std::uint32_t at_scales =
           at.rows(stage) + (16 * warp + key_row) * Tile::kRowBytes + Tile::kScales;
@@ -134,8 +135,6 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
       ptx::pin(score);
 #pragma unroll
       for (int slab = 0; slab < Shape::kRopeSlab; ++slab) {
-        std::uint32_t(&a)[16] = operand[slab % 2];
-        if (slab + 1 < Shape::kRopeSlab) load_codes(slab + 1);
         if (slab + 2 == Shape::kRopeSlab) {
 #pragma unroll
           for (int step = 0; step < 4; ++step)
@@ -161,27 +160,28 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
             shared.value_factors[stage][part][16 * (key_row / 2) + 4 * warp + 2 * h + key_row % 2] =
                 __float2half_rn(lane_scale[h] * inverse_of(divisor));
           }
-          ptx::block_mbarrier_arrive(at.factored(group, use));
         }
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          std::uint32_t low, high;
-          scale_e4m3x4(raw[slab % 2][i / 4][i % 4], factor[i % 2], low, high);
-          a[4 * (i / 2) + i % 2] = low;
-          a[4 * (i / 2) + i % 2 + 2] = high;
-        }
-        ptx::wgmma_fence();
+        for (int two = 0; two < 2; ++two) {
+          const int chunk = 2 * slab + two;
+          std::uint32_t(&a)[2][4] = operand[two];
+          load_codes(chunk + kRaw - 1);
+          ptx::wgmma_wait<1>();
 #pragma unroll
-        for (int s = 0; s < 4; ++s) {
-          const std::uint32_t step[4] = {a[4 * s], a[4 * s + 1], a[4 * s + 2], a[4 * s + 3]};
-          const std::uint32_t b = ptx::advance(q, slab * Memory::kQuerySlabBytes + s * 32);
-          if (slab == 0 && s == 0)
-            multiply<false, false, ptx::F16Product>(score, step, b);
-          else
-            multiply<true, false, ptx::F16Product>(score, step, b);
+          for (int i = 0; i < 4; ++i)
+            scale_e4m3x4(raw[chunk % kRaw][i], factor[i % 2], a[i / 2][i % 2], a[i / 2][i % 2 + 2]);
+          ptx::wgmma_fence();
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const std::uint32_t b =
+                ptx::advance(q, slab * Memory::kQuerySlabBytes + (2 * two + i) * 32);
+            if (chunk == 0 && i == 0)
+              multiply<false, false, ptx::F16Product>(score, a[i], b);
+            else
+              multiply<true, false, ptx::F16Product>(score, a[i], b);
+          }
+          ptx::wgmma_commit();
         }
-        ptx::wgmma_commit();
-        ptx::wgmma_wait<1>();
       }
       // The rope part, bf16, divided as the rest is.
       const std::uint32_t inverse = ptx::pack_bf16(inverse_of(divisor), inverse_of(divisor));
@@ -196,9 +196,6 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
             score, rope[step],
             ptx::advance(q, Shape::kRopeSlab * Memory::kQuerySlabBytes + step * 32));
       ptx::wgmma_commit();
-#pragma unroll
-      for (int n = 0; n < kColumnGroups; ++n)
-        query[n] = load_two(shared.query_factor, n, 2 * (lane & 3));
       ptx::wgmma_wait<0>();
       ptx::pin(score);
     };
@@ -228,15 +225,44 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
       }
     };
     const int turn = static_cast<int>(q_use % 2);
-    // Scores to weights of the own block, for both groups.
-    const auto weigh = [&](int stage, bool is_first, bool last) {
+    // Weights, by the inverse of what the keys were divided by, to the thread's sums: over its two
+    // keys, a half of the lanes' keys, then a half of those. Of eight pairs of rows two are left to
+    // a lane.
+    const auto add_to_sums = [&] {
+      const int lane = anew(group_thread) % 32;
+      const bool upper = lane / 16 != 0, odd = lane / 8 % 2 != 0;
+      float two[2 * kColumnGroups];
+#pragma unroll
+      for (int i = 0; i < 2 * kColumnGroups; ++i) {
+        const int at_score = 4 * (i / 2) + i % 2;
+        two[i] = score[at_score] + score[at_score + 2];
+      }
+#pragma unroll
+      for (int i = 0; i < kColumnGroups; ++i) {
+        const float other = __shfl_xor_sync(~0u, upper ? two[i] : two[i + kColumnGroups], 16);
+        two[i] = (upper ? two[i + kColumnGroups] : two[i]) + other;
+      }
+#pragma unroll
+      for (int i = 0; i < 2 * kSumGroups; ++i) {
+        float left = two[i];
+        if constexpr (kColumnGroups == 8) {
+          const float other = __shfl_xor_sync(~0u, odd ? left : two[i + 4], 8);
+          left = (odd ? two[i + 4] : left) + other;
+        } else {
+          left += __shfl_xor_sync(~0u, left, 8);
+        }
+        sum[i] = fmaf(left, inverse_of(divisor), sum[i]);
+      }
+    };
+    // Scores to weights of the own block, for both groups, relative to what the block before left.
+    const auto weigh = [&](bool is_first, bool last) {
       const int thread = anew(group_thread), lane = thread & 31, warp = thread >> 5;
       const int key_row = lane >> 2, pair = 2 * (lane & 3);
       bool valid[2][2];
       const float log2 = static_cast<float>(static_cast<int>(__float_as_uint(divisor) >> 23) - 127);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const std::uint32_t tokens = shared.tokens[stage][16 * warp + key_row + 8 * h];
+        const std::uint32_t tokens = shared.tokens[own.stage][16 * warp + key_row + 8 * h];
 #pragma unroll
         for (int e = 0; e < 2; ++e)
           valid[h][e] = (tokens >> ((pair + e) & ((1 << shift) - 1)) & 1) != 0;
@@ -246,7 +272,8 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
 #pragma unroll
       for (int n = 0; n < kColumnGroups; ++n) {
         const float2 base = load_two(shared.base[turn], n, pair);
-        const float2 factor = {divisor * query[n].x, divisor * query[n].y};
+        const float2 query = load_two(shared.query_factor, n, pair);
+        const float2 factor = {divisor * query.x, divisor * query.y};
         const float2 offset = {log2 - base.x, log2 - base.y};
 #pragma unroll
         for (int i = 4 * n; i < 4 * n + 4; i += 2) {
@@ -266,7 +293,6 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
       const bool raises = ptx::named_barrier_any(kFirstGroup + group, Shape::kGroupThreads,
                                                  most > kSlack || shared.incomplete[turn] != 0);
       if (group == 1 && last) load_q(item + stride);
-      if (group == 0) ptx::block_mbarrier_wait(at.used(), use % 2 ^ 1);
       if (raises) {
         // Of the warp's keys: over the thread's two, then over half of the lanes three times, of
         // half of the rows each. Of eight pairs of rows one is left to a lane.
@@ -328,8 +354,8 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
         multiply_sums(shared.factor[group]);
       }
       // An item's first block has no sums to multiply.
-      if (thread == 0) shared.raised[group] = raises && !is_first;
-      if (group == 0 && thread < kColumns) ptx::block_mbarrier_arrive(at.decided());
+      raised_by_own = raises && !is_first;
+      if (thread == 0) shared.raised[group] = raised_by_own;
       // Of stmatrix: lane l names row l % 16 of the warp's, chunk l / 16 of two.
       const std::uint32_t to = at.weights(group) + (16 * warp + lane % 16) * 128;
 #pragma unroll
@@ -348,100 +374,67 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
       }
       ptx::fence_shared_to_async();
       ptx::block_mbarrier_arrive(at.weighed(group));
+      add_to_sums();
     };
-    // Weights, by the inverse of what the keys were divided by, to the thread's sums: over its two
-    // keys, a half of the lanes' keys, then a half of those. Of eight pairs of rows two are left to
-    // a lane.
-    const auto add_to_sums = [&] {
-      const int lane = anew(group_thread) % 32;
-      const bool upper = lane / 16 != 0, odd = lane / 8 % 2 != 0;
-      float two[2 * kColumnGroups];
-#pragma unroll
-      for (int i = 0; i < 2 * kColumnGroups; ++i) {
-        const int at_score = 4 * (i / 2) + i % 2;
-        two[i] = score[at_score] + score[at_score + 2];
-      }
-#pragma unroll
-      for (int i = 0; i < kColumnGroups; ++i) {
-        const float other = __shfl_xor_sync(~0u, upper ? two[i] : two[i + kColumnGroups], 16);
-        two[i] = (upper ? two[i + kColumnGroups] : two[i]) + other;
-      }
-#pragma unroll
-      for (int i = 0; i < 2 * kSumGroups; ++i) {
-        float left = two[i];
-        if constexpr (kColumnGroups == 8) {
-          const float other = __shfl_xor_sync(~0u, odd ? left : two[i + 4], 8);
-          left = (odd ? two[i + 4] : left) + other;
-        } else {
-          left += __shfl_xor_sync(~0u, left, 8);
-        }
-        sum[i] = fmaf(left, inverse_of(divisor), sum[i]);
-      }
-    };
-    // O += V · P of both blocks, as their weights come.
-    const auto add_values = [&](const Stage& first, const Stage& second) {
+    // O += V · P of a block, once its weights are there.
+    const auto add_values = [&](const Stage& from, std::uint32_t block) {
       constexpr int kSteps = Tile::kKeys / 16;
+      const auto parity = static_cast<int>(block % 2);
       const int thread = anew(group_thread), lane = thread & 31, warp = thread >> 5;
-      const int pair = 2 * (lane & 3);
-      std::uint32_t columns = lane_row(lane, first.stage) + group * Shape::kHalfColumns + 64 * warp;
-      std::uint32_t raw[2][2][4], factor[kSteps][2];  // of two steps by turns
+      const std::uint32_t columns =
+          lane_row(lane, from.stage) + group * Shape::kHalfColumns + 64 * warp;
+      const __half* const factors =
+          &shared.value_factors[from.stage][2 * group + warp / 2][16 * (lane & 3)];
+      std::uint32_t raw[2][2][4];  // of two steps by turns
+      uint2 factor[2];
       const auto load_codes = [&](int step) {
         ptx::ldmatrix_x4_transposed(raw[step % 2][0], columns + 16 * step * Tile::kRowBytes);
         ptx::ldmatrix_x4_transposed(raw[step % 2][1], columns + 16 * step * Tile::kRowBytes + 32);
       };
-      const auto begin = [&](int block, const Stage& from) {
-        const int stage = from.stage;
-        ptx::block_mbarrier_wait(at.full(stage), from.parity);
-        load_codes(0);
-        ptx::block_mbarrier_wait(at.factored(block, use), use / 2 % 2);
-        const __half* const of_part = &shared.value_factors[stage][2 * group + warp / 2][8 * pair];
-        const uint4 low = *reinterpret_cast<const uint4*>(of_part);
-        const uint4 high = *reinterpret_cast<const uint4*>(of_part + 8);
-        const std::uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-        for (int i = 0; i < 8; ++i) factor[i / 2][i % 2] = words[i];
+      const auto load_factors = [&](int step) {
+        factor[step % 2] = *reinterpret_cast<const uint2*>(factors + 4 * step);
       };
-      begin(0, first);
+      // Of the own block all is known but whether every warp's weights are there.
+      const bool is_own = parity == group;
+      bool raised = raised_by_own;
+      if (!is_own) {
+        ptx::block_mbarrier_wait(at.weighed(parity), block / 2 % 2);
+        raised = shared.raised[parity] != 0;
+        ptx::block_mbarrier_wait(at.full(from.stage), from.parity);
+      }
+      load_codes(0);
+      load_factors(0);
+      const std::uint32_t b = parity == 0 ? weights[0] : weights[1];
 #pragma unroll
-      for (int number = 0; number < 2 * kSteps; ++number) {
-        const int block = number / kSteps, step = number % kSteps;
-        if (number == kSteps) {
-          columns = lane_row(lane, second.stage) + group * Shape::kHalfColumns + 64 * warp;
-          begin(1, second);
+      for (int step = 0; step < kSteps; ++step) {
+        if (step + 1 < kSteps) {
+          load_codes(step + 1);
+          load_factors(step + 1);
         }
-        if (step + 1 < kSteps) load_codes(step + 1);
-        std::uint32_t(&a)[16] = operand[number % 2];
 #pragma unroll
-        for (int m = 0; m < kTiles; ++m)
+        for (int two = 0; two < kTiles / 2; ++two) {
+          std::uint32_t(&a)[2][4] = operand[two];
+          if (step > 0 || two > 0) ptx::wgmma_wait<1>();
 #pragma unroll
-          for (int half = 0; half < 2; ++half)
-            scale_e4m3x4(__byte_perm(raw[step % 2][m / 2][2 * (m % 2) + half], 0, 0x3120),
-                         factor[step][half], a[4 * m + 2 * half], a[4 * m + 2 * half + 1]);
-        if (step % 2 == 1)
-          ptx::block_mbarrier_arrive(at.empty(block == 0 ? first.stage : second.stage, step / 2));
-        if (step == 0) {
-          ptx::block_mbarrier_wait(at.weighed(block), use % 2);
-          if (block == 1) {
-            ptx::wgmma_wait<0>();
-#pragma unroll
-            for (int m = 0; m < kTiles; ++m) ptx::pin(out[m]);
-            if (group == 1) arrive(at.used());
+          for (int i = 0; i < 4; ++i)
+            scale_e4m3x4(__byte_perm(raw[step % 2][two][i], 0, 0x3120),
+                         i % 2 == 0 ? factor[step % 2].x : factor[step % 2].y,
+                         a[i / 2][2 * (i % 2)], a[i / 2][2 * (i % 2) + 1]);
+          if (step % 2 == 1 && two == 1) ptx::block_mbarrier_arrive(at.empty(from.stage, step / 2));
+          if (step == 0 && two == 0) {
+            if (is_own) ptx::block_mbarrier_wait(at.weighed(parity), block / 2 % 2);
+            if (raised) {
+              if (!is_own) multiply_sums(shared.factor[parity]);
+              multiply_out(shared.factor[parity]);
+            }
           }
-          if (shared.raised[block]) {
-            if (group == 0 && block == 1) multiply_sums(shared.factor[1]);
-            multiply_out(shared.factor[block]);
-          }
-        }
-        ptx::wgmma_fence();
+          ptx::wgmma_fence();
 #pragma unroll
-        for (int m = 0; m < kTiles; ++m) {
-          const std::uint32_t four[4] = {a[4 * m], a[4 * m + 1], a[4 * m + 2], a[4 * m + 3]};
-          multiply<true, true, ptx::F16Product>(out[m], four,
-                                                ptx::advance(weights[block], step * 16 * 128));
+          for (int i = 0; i < 2; ++i)
+            multiply<true, true, ptx::F16Product>(out[2 * two + i], a[i],
+                                                  ptx::advance(b, step * 16 * 128));
+          ptx::wgmma_commit();
         }
-        ptx::wgmma_commit();
-        if (number == 0) add_to_sums();
-        if (number + 1 < 2 * kSteps) ptx::wgmma_wait<1>();
       }
       ptx::wgmma_wait<0>();
 #pragma unroll
@@ -459,24 +452,27 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
     ptx::fence_shared_to_async();
     ptx::block_mbarrier_arrive(at.ready_q());
     ptx::block_mbarrier_wait(at.ready_q(), q_use % 2);
-    for (int number = 0; number < pairs; ++number, ++use) {
-      const Stage first = walk;
-      walk.next();
-      const Stage second = walk;
-      walk.next();
-      const Stage own = group == 0 ? first : second;
+    for (int number = 0; number < pairs; ++number) {
       ptx::block_mbarrier_wait(at.full(own.stage), own.parity);
       find_scores(own.stage);
       if (kShared && anew(group_thread) % 32 == 0) {  // no register is left for it
         float& largest = shared.largest_divisor[group][anew(group_thread) / 32];
         largest = number == 0 ? divisor : fmaxf(largest, divisor);
       }
-      if (group == 1) {
-        ptx::block_mbarrier_wait(at.decided(), use % 2);
-        if (shared.raised[0]) multiply_sums(shared.factor[0]);
+      // Values of the block before, weights of the own one, its values; and of group 0, the values
+      // of the item's last block.
+      const bool is_first = group == 0 && number == 0, last = number == pairs - 1;
+      Stage from = is_first ? own : own.previous();
+      const int end = group == 0 && last ? 3 : 2;
+#pragma unroll 1
+      for (int i = is_first ? 1 : 0; i < end; ++i) {
+        if (i == 1) weigh(is_first, last);
+        add_values(from, own_block - 1 + static_cast<std::uint32_t>(i));
+        from.next();
       }
-      weigh(own.stage, group == 0 && number == 0, number == pairs - 1);
-      add_values(first, second);
+      own.next();
+      own.next();
+      own_block += 2;
     }
 
     const int thread = anew(group_thread), lane = thread & 31, warp = thread >> 5;
@@ -589,10 +585,13 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
 ///     K decoded to fp16 in registers, divided by a power of two that 16 keys share, Q from shared
 ///     memory
 ///   online softmax in base 2, fp32, a row of the tile per column; a row's reference is raised only
-///     when a score exceeds it by kSlack, which all warps of the group vote on; block 1 goes on
-///     where block 0 is
+///     when a score exceeds it by kSlack, which all warps of the group vote on; a block goes on
+///     where the block before is
 ///   O[512, 64 rows] += V[512, 64 keys] · P[64 keys, 64 rows] of both blocks, value columns
 ///     256g … 256g+255 by warpgroup g: V decoded in registers, P from shared memory
+/// A warpgroup's turn: S of its own block, O of the block before, which the other one has weighed
+/// meanwhile, P of the own block, O of the own block. So the groups are half a turn apart, and
+/// neither waits for the other where it goes well.
 /// One CTA per SM that stays: a warpgroup that asks for rows, one bulk copy each, and two that
 /// compute. A block's halves are freed as soon as they are in registers.
 /// kPacked: a tile holds the heads of several tokens. kShared: the CTAs of a cluster take even
@@ -630,12 +629,8 @@ __global__ void __launch_bounds__(QuantisedTile::kThreads, 1)
       for (int half = 0; half < 2; ++half)
         ptx::mbarrier_init(&shared.empty[stage][half], 2 * Shape::kGroupThreads);
     }
-    ptx::mbarrier_init(&shared.decided, kColumns);
     ptx::mbarrier_init(&shared.weighed[0], Shape::kGroupThreads);
     ptx::mbarrier_init(&shared.weighed[1], Shape::kGroupThreads);
-    for (int i = 0; i < 4; ++i)
-      ptx::mbarrier_init(&shared.factored[i / 2][i % 2], Shape::kGroupThreads);
-    ptx::mbarrier_init(&shared.used, kWarps);
     ptx::mbarrier_init_fence();
   }
   __syncthreads();

@@ -66,11 +66,10 @@ struct QuantisedShared {
   std::uint64_t ready_q;            ///< they have been divided
   std::uint64_t full[kStages];      ///< the block's rows are there
   std::uint64_t empty[kStages][2];  ///< [stage][half] both groups have its rows in registers
-  std::uint64_t factored[2][2];     ///< [block][parity of the pair] its value_factors are there
-  std::uint64_t decided;            ///< what block 0's weights are relative to is there
-  std::uint64_t weighed[2];         ///< [block] its weights are there
-  std::uint64_t used;               ///< group 1 is done with block 0's weights
-  std::uint64_t summed;             ///< both groups' sums of weights are there
+  /// [block] Its weights are there, and what they are relative to; and its group is done with the
+  /// weights of the block before.
+  std::uint64_t weighed[2];
+  std::uint64_t summed;  ///< both groups' sums of weights are there
   /// What a key's codes are multiplied by, fp16, [stage][128 columns][key]: as a lane takes them,
   /// keys 16s + 8h + 2t, +1 at 16t + 4s + 2h.
   alignas(16) __half value_factors[kStages][4][kKeys];
@@ -114,14 +113,9 @@ struct QuantisedAddresses {
   __device__ std::uint32_t empty(int stage, int half) const {
     return shared + offsetof(Shared, empty) + 8 * (2 * stage + half);
   }
-  __device__ std::uint32_t factored(int block, std::uint32_t pair) const {
-    return shared + offsetof(Shared, factored) + 8 * (2 * block + pair % 2);
-  }
-  __device__ std::uint32_t decided() const { return shared + offsetof(Shared, decided); }
   __device__ std::uint32_t weighed(int block) const {
     return shared + offsetof(Shared, weighed) + 8 * block;
   }
-  __device__ std::uint32_t used() const { return shared + offsetof(Shared, used); }
   __device__ std::uint32_t summed() const { return shared + offsetof(Shared, summed); }
 };
 
@@ -149,6 +143,10 @@ struct StageWalk {
       stage = 0;
       parity ^= 1;
     }
+  }
+  __device__ StageWalk previous() const {
+    if (stage == 0) return {kStages - 1, parity ^ 1};
+    return {stage - 1, parity};
   }
 };
 
