@@ -394,7 +394,8 @@ __device__ __forceinline__ void consume_quantised(int group, const CUtensorMap& 
       const auto load_factors = [&](int step) {
         factor[step % 2] = *reinterpret_cast<const uint2*>(factors + 4 * step);
       };
-      // Of the own block all is known but whether every warp's weights are there.
+      // Of the own block all is known but whether every warp's weights are there: its rows have
+      // been waited for, and the vote lies behind its value_factors.
       const bool is_own = parity == group;
       bool raised = raised_by_own;
       if (!is_own) {

@@ -66,8 +66,8 @@ struct QuantisedShared {
   std::uint64_t ready_q;            ///< they have been divided
   std::uint64_t full[kStages];      ///< the block's rows are there
   std::uint64_t empty[kStages][2];  ///< [stage][half] both groups have its rows in registers
-  /// [block] Its weights are there, and what they are relative to; and its group is done with the
-  /// weights of the block before.
+  /// [block] Its weights are there, what they are relative to, and what its values are multiplied
+  /// by; and its group is done with the weights of the block before.
   std::uint64_t weighed[2];
   std::uint64_t summed;  ///< both groups' sums of weights are there
   /// What a key's codes are multiplied by, fp16, [stage][128 columns][key]: as a lane takes them,
